@@ -33,6 +33,7 @@ from agent_forge.store import files, tensors
 
 NAME = "bitnet"
 SEEDS, ITEMS = (1, 2, 3), 700
+MODELS = Path(__file__).parent / "models"
 PHASE = "phases.bitnet"
 VARIANTS = {
     "rule of the specification": (f"{PHASE}.codec=ternary_spec",),
@@ -91,9 +92,13 @@ def ternary(
 
 
 def packed(work: Path, preset: str, seed: int) -> Path:
-    """The ternary model that studies of later phases begin with; made if it is not there yet."""
+    """The ternary model that studies of later phases begin with: that of W, or the one that is kept
+    here; made if there is neither."""
     path = work / "sessions" / f"bitnet_{preset}_{seed}" / "phase4_bitnet" / "packed"
+    kept = MODELS / f"bitnet_{preset}_{seed}"
     if not (path / "manifest.json").exists():
+        if kept.is_dir():
+            return kept
         ternary(work, preset, seed, control=False)
     return path
 

@@ -4,11 +4,11 @@
     python benchmarks/forge.py --work W --study edge       one study
     python benchmarks/forge.py --tables                    write the tables from what is there
 
-The inputs are models of Phase 4 in W, made if they are not there. `edge`: Phase 5 of `tiny` and
-`small` as it is, with a copy that is trained as long on what it knew. `draws`: which sizes are
-drawn, at equal steps. `beyond`: how own thoughts are chosen. `weights`: packed ones or their whole
-copy. `auxiliaries`: Grokfast, self-model and dreams. All but `edge` are of `tiny`. A run that was
-interrupted goes on.
+The inputs are models of Phase 4: those in W, or else those in benchmarks/models. `edge`: Phase 5
+of `tiny` and `small` as it is, with a copy that is trained as long on what it knew. `draws`: which
+sizes are drawn, at equal steps. `beyond`: how own thoughts are chosen. `weights`: packed ones or
+their whole copy. `auxiliaries`: Grokfast, self-model and dreams. All but `edge` are of `tiny`. A
+run that was interrupted goes on.
 """
 
 from __future__ import annotations

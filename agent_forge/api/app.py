@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import json
 import secrets
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -62,6 +65,18 @@ class Serving:
     places: int = 64
     most_bytes: int = 2 << 30
     run_tools: bool = False
+
+
+class Server(uvicorn.Server):
+    """A server whose replies end when it is told to stop, so that it need not wait for them."""
+
+    def __init__(self, settings: uvicorn.Config, scheduler: Scheduler) -> None:
+        super().__init__(settings)
+        self._scheduler = scheduler
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        threading.Thread(target=self._scheduler.close).start()
+        super().handle_exit(sig, frame)
 
 
 def create_app(serving: Serving) -> FastAPI:

@@ -17,10 +17,11 @@ import agent_forge
 from agent_forge.api import runs
 from agent_forge.errors import ForgeError
 from agent_forge.model.catalog import Catalog
+from agent_forge.store.records import CARD
 from agent_forge.store.sessions import SessionStore
 
 READ_ONLY = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-CARD, MOST_CARD_BYTES = "README.md", 1 << 18
+MOST_CARD_BYTES = 1 << 18
 
 
 def mcp_server(store: SessionStore, catalog: Catalog) -> MCPServer[Any]:

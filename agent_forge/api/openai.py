@@ -135,7 +135,8 @@ def _tools(asked: ChatQuestion, opened: Open, run_tools: bool) -> ToolUse | None
     if not asked.tools:
         if choice not in (None, "none", "auto"):
             raise ConfigError("tool_choice needs tools")
-        return ToolUse(opened.tools, False) if run_tools and opened.tools and not choice else None
+        own = opened.tools if run_tools and choice != "none" else None
+        return ToolUse(own, False) if own else None
     if opened.tools is None:
         problem = "this model was not taught to call tools: models of Phase 6 and later are"
         raise ConfigError(problem, hint="leave tools out")

@@ -18,13 +18,13 @@ from agent_forge.model.catalog import Catalog
 from agent_forge.pipeline import jobs
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.run_view import PhaseView, RunView, all_runs
+from agent_forge.store.paths import model_id_for
 from agent_forge.store.sessions import SessionStore, read_session
 
 Phase = Literal[ORDER]  # type: ignore[valid-type]
 Session = Annotated[str, Field(max_length=64)]
 MOST_VIEWS = 4
 MOST_RUNS = 4  # at work at once
-_starting = threading.Lock()  # a process that starts takes seconds of a core
 
 
 class Asked(BaseModel):
@@ -115,24 +115,17 @@ def _runs(store: SessionStore, catalog: Catalog, views: Views) -> APIRouter:
     @router.post("/{session}/resume", status_code=202)
     def resume_run(session: Session) -> dict[str, Any]:
         """Go on with a run that is not at work."""
-        with _place(store):
-            jobs.resume_run(store, session)
+        _require_place(store)
+        jobs.resume_run(store, session)
         return {"session": session, "status": "running"}
 
     return router
 
 
-@contextlib.contextmanager
-def _place(store: SessionStore) -> Iterator[None]:
-    """A place for one more run; one is started at a time, and so many are at work at most."""
-    if not _starting.acquire(timeout=1):
-        raise AlreadyInUse("another run is being started", hint="try again in some seconds")
-    try:
-        if sum(row["status"] == "running" for row in all_runs(store)) >= MOST_RUNS:
-            raise AlreadyInUse(f"{MOST_RUNS} runs are at work", hint="stop one, or wait")
-        yield
-    finally:
-        _starting.release()
+def _require_place(store: SessionStore) -> None:
+    """Refuse one more run where so many are at work."""
+    if sum(row["status"] == "running" for row in all_runs(store)) >= MOST_RUNS:
+        raise AlreadyInUse(f"{MOST_RUNS} runs are at work", hint="stop one, or wait")
 
 
 def _start(
@@ -146,9 +139,9 @@ def _start(
     models = [str(catalog.find(name).resolve()) for name in asked.models]
     if any("," in place for place in models):
         raise ConfigError("the folder of a model has a comma in its name", hint="rename it")
-    with _place(store):
-        options: dict[str, Any] = {"sets": sets, "only": only, "models": models}
-        session = jobs.start_run(store, preset=asked.preset, session=asked.session, **options)
+    _require_place(store)
+    options: dict[str, Any] = {"sets": sets, "only": only, "models": models}
+    session = jobs.start_run(store, preset=asked.preset, session=asked.session, **options)
     return {
         "session": session,
         "phase": only,
@@ -245,8 +238,7 @@ def results(view: RunView, phase: PhaseView) -> dict[str, Any]:
     if phase.status != "completed":
         hint = f"GET /phases/{phase.name}/status says where it stands"
         raise NotFound(f"{phase.name} of {view.session_id} is not finished", hint=hint)
-    names = [path.name for path in phase.models]
-    ids = [f"{phase.name}.{name}.{view.session_id}" for name in names]
+    ids = [model_id_for(view.session_id, phase.name, path.name) for path in phase.models]
     about = {"phase": phase.name, "session": view.session_id, "seconds": phase.seconds}
     return {**about, "headline": phase.headline, "metrics": phase.metrics, "models": ids}
 

@@ -12,7 +12,8 @@ from typing import Any
 import typer
 
 from agent_forge.cli.serve import listening
-from agent_forge.errors import ConfigError, NotFound
+from agent_forge.errors import NotFound
+from agent_forge.store.paths import require_root
 
 HOST = "127.0.0.1"
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
@@ -46,8 +47,7 @@ def dashboard(port: int, no_browser: bool, storage: Path) -> None:
         hint = "pip install 'agent-forge[dashboard]'"
         raise NotFound("forge dashboard needs streamlit", hint=hint)
     place = storage.expanduser().absolute()
-    if place.exists() and not place.is_dir():
-        raise ConfigError(f"{storage} is not a folder")
+    require_root(place)
     with listening(HOST, port) as listener:
         port = int(listener.getsockname()[1])
     os.environ["FORGE_STORAGE"] = str(place)

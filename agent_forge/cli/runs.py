@@ -14,6 +14,7 @@ import typer
 from agent_forge.cli.output import emit, emit_json, size, when
 from agent_forge.errors import ConfigError, DamagedFile, NotFound
 from agent_forge.store import files
+from agent_forge.store.paths import require_root
 
 if TYPE_CHECKING:
     from agent_forge.store.cleanup import CleanupRemoval
@@ -27,8 +28,7 @@ def has_registry(storage: Path) -> bool:
     from agent_forge.store.registry import REPAIR
     from agent_forge.store.sessions import REGISTRY, SESSION_FILE
 
-    if storage.exists() and not storage.is_dir():
-        raise ConfigError(f"{storage} is not a folder")
+    require_root(storage)
     path = storage / REGISTRY
     filled = path.exists() and path.stat().st_size > 0
     if not filled and any((storage / "sessions").glob(f"*/{SESSION_FILE}")):

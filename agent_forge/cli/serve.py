@@ -37,9 +37,11 @@ def serve(
         raise ConfigError(f"--host {host} lets others in, so a token is needed", hint=hint)
     if token and (len(token) < 8 or not (token.isascii() and token.isprintable()) or " " in token):
         raise ConfigError("a token has at least 8 characters: letters, digits and signs")
+    from agent_forge.store.paths import require_root
     from agent_forge.store.sessions import SessionStore
 
     store = SessionStore(storage.expanduser())
+    require_root(store.root)
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how a server ends
         if mcp:
             from agent_forge.api.mcp_server import mcp_server
@@ -49,7 +51,7 @@ def serve(
         import uvicorn
 
         with listening(host, port) as listener:
-            from agent_forge.api.app import Serving, create_app
+            from agent_forge.api.app import Server, Serving, create_app
 
             options: dict[str, Any] = {"places": queue, "most_bytes": int(memory * 1e9)}
             app = create_app(Serving(store, served, token, run_tools=tools, **options))
@@ -64,7 +66,7 @@ def serve(
                 timeout_graceful_shutdown=PATIENCE_S,
                 ws_max_size=1 << 16,
             )
-            uvicorn.Server(settings).run(sockets=[listener])
+            Server(settings, app.state.models.scheduler).run(sockets=[listener])
 
 
 def _require(extra: str) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 from agent_forge.cli.merge import whole_or_nothing
 from agent_forge.cli.output import emit, emit_json, emit_table, plain, when
+from agent_forge.cli.runs import has_registry
 from agent_forge.config.phases import ORDER, phase_folder
 from agent_forge.errors import ConfigError, NotFound
 from agent_forge.phases import SUMMARY
 from agent_forge.store import lock
-from agent_forge.store.records import read_state
+from agent_forge.store.records import STATE_FILE, read_state
 
 LINES = 28  # of the account of a run; two are left for what is said around it
 LOG_COLUMNS = ("timestamp", "level", "event", "logger")
@@ -24,7 +25,7 @@ def status(session: str | None, metrics: bool, storage: Path, as_json: bool) -> 
     from agent_forge.store.sessions import SessionStore
     from agent_forge.track.tracker import last_metrics
 
-    store = SessionStore(storage) if storage.exists() else None
+    store = SessionStore(storage) if has_registry(storage) else None
     rows = store.registry.get_all_sessions() if store else []
     row = next((row for row in rows if session in (None, row["session_id"])), None)
     if store is None or row is None:
@@ -54,6 +55,8 @@ def run_lines(folder: Path, done_before: Collection[str] = ()) -> list[str]:
         path = folder / phase_folder(phase)
         state = read_state(path)
         if state is None:
+            if (path / STATE_FILE).exists():
+                lines.append(f"{phase:<18}{SUMMARY[phase]:<44}{'damaged':>10}")
             continue
         seconds = f"{state['seconds']:.0f} s" if "seconds" in state else "-"
         ended = seconds if state["status"] == "completed" else state["status"]

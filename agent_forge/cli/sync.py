@@ -27,7 +27,7 @@ def sync(session: str, to: str, online: bool, storage: Path, as_json: bool) -> N
     if as_json:
         return emit_json(to=to, online=online, **told)
     print(told["place"] or told["name"])
-    done = f"{told['sent']} lines of metrics" if told["sent"] else "it is there already"
+    done = "it is there already" if told["known"] else f"{told['sent']} lines of metrics"
     typer.echo(f"{to} run {told['name']}: {done}", err=True)
     if told["place"] and not online:
         typer.echo(f"next: wandb sync {told['place']} uploads it", err=True)

@@ -95,7 +95,7 @@ class Scheduler:
             self._closing = True
             self._changed.notify()
         self._thread.join()
-        self._tools.shutdown(wait=False, cancel_futures=True)
+        self._tools.shutdown(wait=False)
         left = [*self._waiting, *(one for _, own in self._running for one in own)]
         self._waiting.clear()
         self._running.clear()
@@ -121,6 +121,8 @@ class Scheduler:
             self._changed.notify()
 
     def _aside(self, request: Request, work: Callable[[], object]) -> None:
+        if self._closing:
+            return request.end(QueueFull(STOPPING))
         try:
             work()
         except Exception as error:  # noqa: BLE001 - it fails alone

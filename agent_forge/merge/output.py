@@ -183,7 +183,12 @@ def refuse_existing(folder: Path, weights: Weights, force: bool, *, look: bool =
     kept = {m.folder for m in models if m.folder} | {p.parent for m in models for p in m.sources}
     kept |= {p.resolve().parent for m in models for p in m.sources}  # a file may be a link
     here, other = folder.resolve(), "name another folder"
-    for what, places in (("a parent of this merge", kept), ("the current folder", {Path.cwd()})):
+    own = (
+        "a parent of this merge"
+        if isinstance(weights, MergedWeights)
+        else "the model it is made of"
+    )
+    for what, places in ((own, kept), ("the current folder", {Path.cwd()})):
         for place in (p.resolve() for p in places):
             inside = place in here.parents and places is kept
             if here == place or here in place.parents or inside:

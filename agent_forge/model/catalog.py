@@ -10,7 +10,7 @@ from typing import Any
 from agent_forge.errors import ConfigError, NameRefused, NotFound
 from agent_forge.model.locate import locate_model
 from agent_forge.store import paths
-from agent_forge.store.sessions import SessionStore
+from agent_forge.store.sessions import REGISTRY, SessionStore
 
 PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 CONFIG = "config.json"
@@ -28,8 +28,10 @@ class Catalog:
             self.given[name] = Path(locate_model(ref, store.root))
 
     def rows(self) -> list[dict[str, Any]]:
-        """The registered models that are still there, newest first."""
-        rows = self.store.registry.search_models() if self.store.root.is_dir() else []
+        """The registered models that are still there, newest first; looking creates nothing."""
+        if not (self.store.root / REGISTRY).is_file():
+            return []
+        rows = self.store.registry.search_models()
         return [{**row} for row in rows if self._registered(row["model_id"])]
 
     def find(self, name: str) -> Path:

@@ -116,10 +116,12 @@ def quantise(request: QuantiseRequest, *, force: bool, progress: Progress) -> Qu
     learned, asked = parts_of(request.data)
     opened = open_model(request.model)
     network: Any = opened.network
+    tested = model_under_test(opened)
+    for domain in asked:
+        tested.prepare(domain)  # texts that it cannot read are refused before anything is written
     packing = request.packing(network)
     state = network.state_dict()
     if request.steps:
-        tested = model_under_test(opened)
         state = trained(request, tested, packing, right_items(tested, learned), progress)
     kept = split_tied(state)[0]
     own = {name: matrix for name, matrix in packing.matrices.items() if name in kept}

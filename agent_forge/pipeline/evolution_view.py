@@ -58,7 +58,7 @@ class EvolutionView(RunView):
         self.status = "completed" if verdict else busy
         self.events, self.series, self._row = [], {}, {}
         for name, step, value in self._measured():
-            self.series.setdefault((PHASE, name), Series(PHASE)).add(step, 0.0, value)
+            self.series.setdefault((PHASE, name), Series()).add(step, 0.0, value)
         state: dict[str, Any] = {"status": self.status, "artifacts": _artifacts(verdict)}
         state["outputs"] = [{"name": CHAMPION}] if verdict else []
         state["metrics"] = {"best_merge_technique": self._read(LOG).get("technique")}

@@ -22,9 +22,10 @@ from agent_forge.pipeline.environment import request_stop
 from agent_forge.store import lock
 from agent_forge.store.sessions import SESSION_FILE, SessionStore, read_session
 
-PATIENCE_S = 60.0  # until a run has its lock; torch takes seconds to load
+PATIENCE_S = 180.0  # until a run has its lock; torch takes seconds to load
 ENDING_S = 20.0  # that a run which has stopped may take to write its report
 MOST_TEXT = 4000  # characters of what a process said that ended at once
+_starting = threading.Lock()  # a process that starts takes seconds of a core
 
 
 class StartRefused(ForgeError, exit_code=2):
@@ -69,7 +70,16 @@ def stop_run(store: SessionStore, session: str) -> None:
 
 
 def _spawn(store: SessionStore, session: str, command: Sequence[str]) -> str:
-    """Start a command that works on a session, and wait until it does."""
+    """Start a command that works on a session, and wait until it does; one at a time."""
+    if not _starting.acquire(blocking=False):
+        raise AlreadyInUse("another run is being started", hint="try again in some seconds")
+    try:
+        return _begin(store, session, command)
+    finally:
+        _starting.release()
+
+
+def _begin(store: SessionStore, session: str, command: Sequence[str]) -> str:
     said = tempfile.TemporaryFile()  # noqa: SIM115 - the process has it as long as it lives
     process = subprocess.Popen(
         [

@@ -19,7 +19,7 @@ from agent_forge.errors import ForgeError, NotFound
 from agent_forge.phases import SUMMARY
 from agent_forge.store import lock
 from agent_forge.store.paths import SAFE_NAME
-from agent_forge.store.records import SessionRow, read_state
+from agent_forge.store.records import STATE_FILE, SessionRow, read_state
 from agent_forge.store.registry import ModelRegistry
 from agent_forge.store.sessions import REGISTRY, SessionStore, read_session
 from agent_forge.track.journal import read_lines
@@ -38,7 +38,6 @@ STARTS = ("run_started", "run_resumed")
 class Series:
     """One metric of one phase over a run; a long one is thinned evenly, but for the newest."""
 
-    phase: str
     steps: list[int | None] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -68,7 +67,7 @@ class PhaseView:
     name: str
     number: int  # 1 to 8; 0 for the toy
     folder: Path
-    status: str = "waiting"  # running, completed, paused, interrupted, failed
+    status: str = "waiting"  # running, completed, paused, interrupted, failed, damaged
     share: float | None = None  # of its work that is done
     eta_s: float | None = None
     state: dict[str, Any] = field(default_factory=dict)  # its state.json
@@ -194,7 +193,7 @@ class RunView:
         phase, step, at = str(record.get("phase")), record.get("step"), _number(record.get("time"))
         for name, value in _dict(record.get("metrics")).items():
             if (number := _number(value)) is not None:
-                series = self.series.setdefault((phase, name), Series(phase))
+                series = self.series.setdefault((phase, name), Series())
                 series.add(step if isinstance(step, int) else None, at or 0.0, number)
 
     def _asked(self) -> list[str]:
@@ -212,7 +211,8 @@ class RunView:
         folder = self.folder / phase_folder(name)
         state = read_state(folder) or {}
         view = PhaseView(name, ORDER.index(name), folder, state=state)
-        view.status = state.get("status", "waiting")
+        unread = not state and (folder / STATE_FILE).exists()
+        view.status = "damaged" if unread else state.get("status", "waiting")
         if view.status == "completed":
             view.share = 1.0
         elif view.status == "running" and self.status != "running":

@@ -85,11 +85,12 @@ def unpacked(path: Path) -> Path:
         digest.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
     name = path.stem if path.stem.strip(".") else UNNAMED  # `...forge` would lead out of the folder
     folder = user_cache() / "models" / digest.hexdigest()[:32] / name
-    if _is_whole(folder, contents):
+    there = folder.exists()
+    if there and _is_whole(folder, contents):
         return folder
     files.require_space(folder, sum(map(len, contents.values())))
-    try:
-        with files.staging(folder) as stage:
+    try:  # what another process has unpacked meanwhile stays: it may be reading it
+        with files.staging(folder, replace=there) as stage:
             for name, content in contents.items():
                 stage.write_bytes(name, content)
     except CannotWrite:

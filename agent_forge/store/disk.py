@@ -71,6 +71,11 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(nearest_folder(path)).free
 
 
+def has_disk(path: Path) -> bool:
+    """False for the views of a kernel such as /proc, which store nothing."""
+    return shutil.disk_usage(nearest_folder(path)).total > 0
+
+
 def nearest_folder(path: Path) -> Path:
     """Return the path itself if it is a folder, or the nearest above it."""
     while not path.is_dir() and path != path.parent:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from agent_forge import errors
 from agent_forge.config import strict_json
-from agent_forge.store.disk import CHUNK, FileSystemCalls
+from agent_forge.store.disk import CHUNK, FileSystemCalls, has_disk
 from agent_forge.store.disk import free_bytes as free_bytes
 from agent_forge.store.disk import nearest_folder as nearest_folder
 from agent_forge.store.disk import refuse_link as refuse_link
@@ -493,4 +493,6 @@ def _manifest_bytes(directory: Path) -> bytes | None:
 def require_space(path: Path, needed: int) -> None:
     """Refuse work that the disk cannot hold, before it starts."""
     if needed > (free := free_bytes(path)):
+        if not has_disk(path):
+            raise errors.CannotWrite(path, "it is no place on a disk")
         raise errors.DiskFull(path, needed, free)

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from agent_forge.config.phases import phase_folder
-from agent_forge.errors import CannotWrite, NameRefused
+from agent_forge.errors import CannotWrite, ConfigError, NameRefused
 from agent_forge.store import files
 
 SAFE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -52,6 +52,12 @@ def user_cache() -> Path:
     except RuntimeError:
         problem = f"this user has no home; {USER_FOLDER} can name a folder"
         raise CannotWrite(USER_HOME, problem) from None
+
+
+def require_root(root: Path) -> None:
+    """Refuse a storage root that is something else than a folder."""
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"{root} is not a folder")
 
 
 def require_writable(folder: Path) -> None:

@@ -107,6 +107,7 @@ class SessionStore:
         """Return the directory of an existing session."""
         path = self.path(session_id)
         if not (path / SESSION_FILE).is_file():
+            paths.require_root(self.root)
             hint = "forge ls shows the sessions"
             raise NotFound(f"no session {session_id!r} in {self.root}", hint=hint)
         return path

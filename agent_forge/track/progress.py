@@ -45,10 +45,20 @@ def size(n_bytes: float) -> str:
 def describe(record: Record) -> str:
     """Return an event as a line of text."""
     hidden = ("event", "time", "phase")
-    details = ", ".join(f"{key} {value}" for key, value in record.items() if key not in hidden)
+    told = ((key, _told(value)) for key, value in record.items() if key not in hidden)
+    details = ", ".join(f"{key} {value}" for key, value in told if value)
     subject = f"{record['phase']}: " if "phase" in record else ""
     event = str(record.get("event", "?")).replace("_", " ")
     return f"{subject}{event}" + (f" ({details})" if details else "")
+
+
+def _told(value: Any) -> str:
+    """A value of an event as people read it; empty if there is nothing in it."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_told(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return "; ".join(map(_told, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 class Progress(contextlib.AbstractContextManager["Progress"]):

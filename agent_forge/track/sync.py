@@ -36,13 +36,14 @@ def truth_id(folder: Path) -> str:
 def replay(
     folder: Path, session: dict[str, Any], tracking: TrackingSettings, library: Any
 ) -> dict[str, Any]:
-    """Replay a run; return its name and id there, where W&B keeps it, and what was sent."""
+    """Replay a run; return its name and id there, where W&B keeps it, how many lines were sent,
+    and whether it was there already."""
     key = truth_id(folder)
     told: dict[str, Any] = {"name": f"{folder.name}_{key}", "id": key}
     kind = "offline-run" if tracking.wandb_offline else "run"
     there = [path.parent for path in folder.glob(f"wandb/{kind}-*-{key}/{WHOLE}")]
     if there and library.__name__ == "wandb":
-        return {**told, "place": there[0], "sent": 0}
+        return {**told, "place": there[0], "sent": 0, "known": True}
     about = {name: session.get(name) for name in ("session_id", "config_hash", "status")}
     mirror = Mirror(folder, tracking, session["config"] | about, library)
     own = {"id": key} if library.__name__ == "wandb" else {}
@@ -60,7 +61,7 @@ def replay(
         mirror.close()
     if place is not None:
         files.write_bytes(place / WHOLE, b"")
-    return {**told, "place": place, "sent": sent}
+    return {**told, "place": place, "sent": sent, "known": False}
 
 
 def _logged(mirror: Mirror, folder: Path, began: float) -> Iterator[dict[str, Any]]:

@@ -139,7 +139,8 @@ class WandbSink:
         self._failed = self._closed = False
         self._began = time.monotonic()
         self._busy_since = math.inf
-        threading.Thread(target=self._work, name="wandb", daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
+        self._thread.start()
 
     def begin(self, phase: str, about: Path | None = None) -> None:
         self._began = time.monotonic()
@@ -170,8 +171,8 @@ class WandbSink:
 
     def close(self) -> None:
         """Let the thread end."""
+        self._closed = True  # first: the thread looks at it when it has done the last call
         self._hand_over(lambda: None)
-        self._closed = True
 
     def _patience(self) -> float:
         """Return how long to wait. Offline nothing is uploaded: 1/20 of the phase is plenty, but

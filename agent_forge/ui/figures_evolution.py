@@ -246,13 +246,11 @@ def gains_of(verdict: Row) -> dict[str, tuple[float, float, float]]:
     return {name: (g["low"], g["value"], g["high"]) for name, g in found.items() if g}
 
 
-def items_of(verdict: Row, domain: str = "") -> int:
-    """The items that the verdict is about; those of a single domain if one is named."""
+def items_of(verdict: Row) -> int:
+    """The items that the verdict is about."""
     for rival in (verdict.get("rivals") or {}).values():
-        found = rival["comparison"]
-        rows = [own for own in found["domains"] if own["name"] == domain]
-        for own in rows if domain else [found["overall"]]:
-            return max((int(gain["n"]) for gain in own["gains"].values()), default=0)
+        gains = rival["comparison"]["overall"]["gains"].values()
+        return max((int(gain["n"]) for gain in gains), default=0)
     return 0
 
 

@@ -117,6 +117,16 @@ def test_a_body_has_to_come(server: Server, monkeypatch: pytest.MonkeyPatch) -> 
 # -- the command -----------------------------------------------------------------------------------
 
 
+def test_the_command_says_how_much_is_served(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[app.Serving] = []
+    made = app.create_app
+    monkeypatch.setattr(app, "create_app", lambda one: told.append(one) or made(one))
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
+    assert forge("serve --port 0 --queue 3 --memory 0.5 --tools").code == 0
+    (serving,) = told
+    assert (serving.places, serving.most_bytes, serving.run_tools) == (3, 500_000_000, True)
+
+
 def test_the_command_says_what_is_missing(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORGE_TOKEN", raising=False)
     found = forge("serve --host 0.0.0.0")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -20,8 +21,11 @@ from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from agent_forge.api.openai import _tools
+from agent_forge.api.questions import ChatQuestion
 from agent_forge.infer import open_models
 from agent_forge.infer.scheduler import Scheduler
+from agent_forge.infer.tools import Toolbox, builtin_tools
 from tests.support.eval_models import llama
 from tests.support.polling import until
 from tests.support.serving import MODEL, Server, scripted, serving, small_model
@@ -248,6 +252,13 @@ def test_built_in_tools_run_only_when_the_server_was_told_so(speaking: Any) -> N
     with speaking(*CALLS, "It is 42.") as server:  # no call can be said: something else is
         message = server.client().chat.completions.create(max_tokens=1, **asked).choices[0].message
         assert not hasattr(message, "carried_out") and not message.tool_calls
+
+
+@pytest.mark.parametrize(("choice", "run"), [(None, True), ("auto", True), ("none", False)])
+def test_a_choice_of_the_tools_of_the_server(choice: Any, run: bool) -> None:
+    asked = ChatQuestion(model=MODEL, messages=HELLO, tool_choice=choice)
+    opened: Any = SimpleNamespace(tools=Toolbox(builtin_tools(None)))
+    assert (_tools(asked, opened, run_tools=True) is not None) == run
 
 
 def test_a_call_can_be_asked_for_and_a_bad_one_is_told_to_the_model(speaking: Any) -> None:

@@ -85,7 +85,7 @@ def test_an_evolution_is_started_and_followed_over_cut_connections(
     config = {"generations": 2, "strategy": "spec", "gate_policy": "warn"}
     body = {"models": models, "config": config, "preset": "smoke", "session": "r"}
     url = f"{server.url}/phases/evomerge"
-    found = httpx2.post(f"{url}/start", json=body, timeout=90)
+    found = httpx2.post(f"{url}/start", json=body, timeout=300)
     assert found.status_code == 202, found.text
     assert httpx2.get(f"{url}/status").json()["session"] == "r"
 
@@ -271,7 +271,7 @@ def test_a_start_names_folders_and_settings(
 
 @pytest.mark.slow
 def test_a_run_is_started_stopped_and_resumed(server: Server, tmp_path: Path) -> None:
-    ask = httpx2.Client(base_url=server.url, timeout=90)
+    ask = httpx2.Client(base_url=server.url, timeout=300)
     body = {"preset": "toy", "session": "r", "config": {"phases": {"toy": {"steps": 100_000}}}}
     assert ask.post("/runs", json=body).json()["status"] == "running"
     until(lambda: len(measured(tmp_path)) > 3)

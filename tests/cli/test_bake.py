@@ -161,7 +161,7 @@ def test_what_cannot_be_done_is_refused_before_any_work(
         (f"{parent} {out} --prompt {prompt} --questions {tmp_path / 'rows.jsonl'}", "'prompt'"),
         (f"{parent} {out} --prompt {prompt} --questions {tmp_path / 'none.jsonl'}", "is empty"),
         (f"{parent} {out} --prompt {prompt} --direction both", "neither forward nor reverse"),
-        (f"{parent} {parent / 'inside'} --prompt {prompt}", "lies in a parent"),
+        (f"{parent} {parent / 'inside'} --prompt {prompt}", "lies in the model it is made of"),
         (f"{parent} {tmp_path / 'packed'} --prompt {prompt}", "exists"),
         (f"{tmp_path / 'packed'} {out} --prompt {prompt}", "cannot be trained"),
         (f"{tmp_path / 'no_model'} {out} --prompt {prompt}", "no_model"),

@@ -126,7 +126,7 @@ def test_what_cannot_be_done_is_refused_before_any_work(tmp_path: Path, forge: F
         (f"quantize {parent} {out} --embedding x", "there is no codec"),
         (f"quantize {parent} {out} --activation-bits 4", "neither 0 nor 8"),
         (f"quantize {parent} {out} --steps 5", "something to learn from"),
-        (f"quantize {parent} {parent / 'inside'}", "lies in a parent"),
+        (f"quantize {parent} {parent / 'inside'}", "lies in the model it is made of"),
         (f"quantize {tmp_path / 'nowhere'} {out}", "nowhere"),
     ):
         result = forge(line)
@@ -138,6 +138,19 @@ def test_what_cannot_be_done_is_refused_before_any_work(tmp_path: Path, forge: F
     assert refused.code == 2 and "packed already" in refused.err
     assert forge(f"quantize {parent} {out}").code == 2  # it exists
     assert forge(f"quantize {parent} {out} --force --codec int4g32").code == 0
+
+
+def test_texts_that_the_tokenizer_loses_are_refused_before_anything_is_written(
+    tmp_path: Path, forge: Forge
+) -> None:
+    parent, out = model(tmp_path / "parent", "llama"), tmp_path / "out"
+    place, data = parent / "tokenizer.json", tmp_path / "own.jsonl"
+    deaf = {"type": "Replace", "pattern": {"String": "z"}, "content": ""}
+    place.write_text(json.dumps({**json.loads(place.read_text()), "normalizer": deaf}))
+    data.write_text("".join(json.dumps({"text": f"{text}a zebra"}) + "\n" for text in STORIES[:40]))
+    result = forge(f"quantize {parent} {out} --data {data}")
+    assert result.code == 2 and "loses the character 'z'" in result.err
+    assert not out.exists()
 
 
 def test_a_packed_model_can_be_compared_merged_and_measured(tmp_path: Path, forge: Forge) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -187,6 +188,23 @@ def test_status_tells_where_it_stands(forge: Forge, done: Path) -> None:
     assert forge("status --storage nowhere").code == 2
 
 
+def test_status_of_what_is_damaged(forge: Forge, done: Path, root: Path) -> None:
+    (folder(root) / "toy" / "state.json").write_text("{")
+    assert re.search(r"^toy .* damaged$", forge("status r").out, re.MULTILINE)
+    shutil.rmtree(root / "registry")
+    found = forge("status r")
+    assert found.code == 4 and "model_registry.db is damaged: missing" in found.err
+    assert "forge doctor --repair" in found.err
+    assert not (root / "registry").exists(), "looking creates nothing, and hides no damage"
+
+
+@pytest.mark.parametrize("line", ["serve --port 0", "serve --mcp", "report r", "logs r", "stop r"])
+def test_a_storage_that_is_a_file(forge: Forge, tmp_path: Path, line: str) -> None:
+    (tmp_path / "file").write_text("")
+    found = forge(f"{line} --storage file")
+    assert found.code == 2 and found.err == "error: file is not a folder\n"
+
+
 def test_an_interrupted_run_is_seen_as_such(forge: Forge, root: Path) -> None:
     exit_code(forked(lambda: toy_run(root, listener=die_at("step", 8))))
     assert "status: interrupted" in forge("status r").out
@@ -280,7 +298,7 @@ def test_every_option_is_tried_somewhere() -> None:
     """No option stands in the frozen surface alone."""
     here = Path(__file__).parent
     paths = [*here.glob("test_*.py"), here.parent / "evals" / "test_evaluation.py"]
-    for name in ("phases/phase2_evomerge", "model", "native"):
+    for name in ("api", "phases/phase2_evomerge", "model", "native", "track"):
         paths += (here.parent / name).glob("test_*.py")
     text = "".join(path.read_text() for path in paths)
     options = {o for found in SURFACE.values() for o in found if o.startswith("-")}

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from agent_forge.infer.generate import Row, SamplingSettings, generate
-from agent_forge.infer.scheduler import MOST_BATCHES, QueueFull, Request, Scheduler
+from agent_forge.infer.scheduler import MOST_BATCHES, MOST_TOOLS, QueueFull, Request, Scheduler
 from tests.support.networks import network
 from tests.support.polling import until
 
@@ -129,3 +129,13 @@ def test_what_fails_fails_alone_and_what_waits_at_the_end_is_told(scheduler: Sch
         scheduler.submit(one)
     scheduler.close()
     assert all(isinstance(one.error, QueueFull) for one in late)
+
+
+def test_who_waits_for_a_tool_at_the_end_is_told(scheduler: Scheduler) -> None:
+    model, held = network(), threading.Event()
+    asked = [Asked(model, held.wait, Row([4], SAMPLINGS[0])) for _ in range(MOST_TOOLS + 2)]
+    for one in asked:
+        scheduler.submit(one)
+    scheduler.close()
+    held.set()
+    assert all(one.done.wait(10) and isinstance(one.error, QueueFull) for one in asked)

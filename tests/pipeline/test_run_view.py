@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from agent_forge.errors import NotFound
+from agent_forge.model.catalog import Catalog
 from agent_forge.pipeline import run_view
 from agent_forge.pipeline.run_view import MOST_POINTS, RunView, Series, all_runs
 from agent_forge.store import files, lock
@@ -116,7 +117,7 @@ def test_only_the_newest_events_are_kept(
 
 @pytest.mark.parametrize("count", [1, 2, MOST_POINTS, MOST_POINTS + 1, MOST_POINTS + 2, 7777])
 def test_a_long_series_keeps_its_ends(count: int) -> None:
-    series = Series("cognate")
+    series = Series()
     for n in range(count):
         series.add(n, 1000.0 + n, float(n))
         assert series.latest == n
@@ -235,6 +236,8 @@ def test_the_statuses(store: SessionStore) -> None:
         assert statuses() == [status, "completed", status]
     store.set_status("s1", "completed")  # a phase that did not end cannot have completed
     assert statuses() == ["completed", "completed", "interrupted"]
+    (store.path("s1") / "phase2_evomerge" / "state.json").write_text("{")
+    assert statuses() == ["completed", "completed", "damaged"]  # it has begun, so it waits for none
     shutil.rmtree(store.path("s1") / "phase2_evomerge")
     assert statuses() == ["completed", "completed", "waiting"]
     shutil.rmtree(store.path("s1"))
@@ -323,6 +326,7 @@ def test_runs_without_a_registry(store: SessionStore, root: Path) -> None:
     view = RunView(fresh, "r")
     assert view.status == "completed" and view.progress is None
     assert view.phase("toy").share == 1.0
+    assert Catalog(fresh).rows() == []
     assert not (root / "registry").exists()
     assert all_runs(SessionStore(root / "nothing")) == []
 

@@ -61,6 +61,20 @@ def test_it_is_unpacked_once(packed: Path, cache: Path) -> None:
     assert (folder / "config.json").read_bytes() == CONTENTS["config.json"]
 
 
+def test_what_another_process_was_faster_to_unpack_stays(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first: list[int] = []
+
+    def other(place: Path, size: int) -> None:
+        monkeypatch.undo()
+        monkeypatch.setenv(USER_FOLDER, str(packed.parent / "cache"))
+        first.append(unpacked(packed).stat().st_ino)
+
+    monkeypatch.setattr(files, "require_space", other)
+    assert [unpacked(packed).stat().st_ino] == first
+
+
 def test_what_was_unpacked_is_that_of_the_file_whatever_its_manifest_says(packed: Path) -> None:
     folder = unpacked(packed)
     with files.staging(folder) as stage:

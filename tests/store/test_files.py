@@ -367,6 +367,12 @@ def test_space_is_checked_before_the_work(tmp_path: Path) -> None:
     assert caught.value.exit_code == 5
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no view of a kernel here")
+def test_a_place_that_is_on_no_disk_is_not_called_full() -> None:
+    with pytest.raises(CannotWrite, match="no place on a disk"):
+        files.require_space(Path("/proc/model"), 1)
+
+
 def test_tree_bytes_follows_no_link(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"12345")
     (tmp_path / "b").symlink_to("/usr")

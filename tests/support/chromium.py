@@ -277,11 +277,12 @@ class Window:
         self.settle()
 
     def choose(self, label: str, option: str) -> None:
-        """One of the options of a field, by its beginning."""
+        """One of the options of a field, by its first word."""
         field = f"//*[@data-testid='stSelectbox'][label[normalize-space()={label!r}]]//input"
         self.act(field, WebElement.click)
-        self.act(f"//*[@role='option'][starts-with(., {option!r})]", WebElement.click)
-        chosen = f"{field}[starts-with(@value, {option!r})]"
+        word = f"starts-with(concat({{}}, ' '), {option + ' '!r})"
+        self.act(f"//*[@role='option'][{word.format('.')}]", WebElement.click)
+        chosen = f"{field}[{word.format('@value')}]"
         until(lambda: self.driver.find_elements(By.XPATH, chosen))
         self.settle()
 

@@ -27,7 +27,7 @@ from agent_forge.track.journal import Journal, read_lines
 from agent_forge.track.logs import logging_to
 from agent_forge.track.progress import MODES, clock, describe, eta_s, make_progress
 from agent_forge.track.sync import replay, truth_id
-from agent_forge.track.tracker import Tracker, last_metrics, sample, sampling
+from agent_forge.track.tracker import METRICS_FILE, Tracker, last_metrics, sample, sampling
 from agent_forge.track.wandb_sink import WandbSink, tables_of
 from tests.support.command_line import Forge
 from tests.support.fake_trackio import FakeTrackio
@@ -352,6 +352,11 @@ def test_the_display_fits_the_place() -> None:
         display(step(1))
     assert out.getvalue() == ""
     assert describe({"event": "run_started"}) == "run started"
+    handoff = {"event": "handoff", "phase": "evomerge", "passed": True, "warnings": []}
+    handoff["measured"] = {"fitness[0]": 0.77453905, "num_models": 3}
+    told = "evomerge: handoff (passed True, measured fitness[0] 0.774539, num_models 3)"
+    assert describe(handoff) == told
+    assert describe({"event": "x", "warnings": ["a", "b"]}) == "x (warnings a; b)"
 
 
 # -- W&B ------------------------------------------------------------------------------------------
@@ -450,6 +455,20 @@ def test_a_queue_that_overflows_is_left_out(
         sink.log("toy", n, {})
     assert "are waiting" in caplog.text
     wandb.released.set()
+
+
+def test_the_thread_ends_however_fast_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, hand_over = mirror(tmp_path), WandbSink._hand_over
+
+    def and_wait(self: WandbSink, call: Any) -> None:
+        hand_over(self, call)
+        self._calls.join()
+
+    monkeypatch.setattr(WandbSink, "_hand_over", and_wait)
+    sink.close()
+    until(lambda: not sink._thread.is_alive())
 
 
 # -- tables, and trackio ---------------------------------------------------------------------------
@@ -553,6 +572,14 @@ def test_a_replay_that_fails_says_so(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no answer"):
         replay(folder, read_session(folder), TrackingSettings(), wandb)
     assert wandb.calls[-1][0] == "finish"
+
+
+def test_a_run_without_metrics_is_sent_too(
+    forge: Forge, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_of_a_phase(root) / METRICS_FILE).unlink()
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
+    assert "0 lines of metrics" in forge("sync s1").err
 
 
 def test_forge_sync(forge: Forge, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ they show is in the run's files; what they are told is done by processes of thei
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -16,9 +17,10 @@ from typing import Any
 import pytest
 import streamlit as st
 
+from agent_forge.infer.scheduler import QueueFull
 from agent_forge.infer.tools import Toolbox, builtin_tools
 from agent_forge.pipeline import jobs
-from agent_forge.pipeline.run_view import RunView
+from agent_forge.pipeline.run_view import MOST_POINTS, RunView
 from agent_forge.store import files, lock
 from agent_forge.store.sessions import SessionStore
 from agent_forge.track.progress import clock, size
@@ -174,7 +176,7 @@ def series(store: SessionStore, session: str) -> Iterator[tuple[str, float]]:
 def test_a_number_of_nowhere_is_noticed(
     browser: Browser, finished: SessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_forge.ui.dashboard.overview.cell", lambda value: "0.98765")
+    monkeypatch.setattr(state, "cell", lambda *_: "0.98765")
     browser.open("overview")
     known = explained(finished.root, "done")
     assert any("0.98765" in text for text in browser.texts()) and not known("0.98765")
@@ -345,10 +347,27 @@ def test_runs_are_compared(browser: Browser, root: Path) -> None:
     (figure,) = browser.figures()
     assert sorted(trace["name"] for trace in figure["data"]) == ["done", "other"]
     assert len({trace["line"]["color"] for trace in figure["data"]}) == 2
+    known = [explained(root, name) for name in ("done", "other")]
+    found = {number for text in browser.texts() for number in numbers(text)} - ALLOWED
+    assert {number for number in found if not any(own(number) for own in known)} == set()
     shown.selectbox(key="compared-metric").select(("evomerge", "generation/best_fitness")).run()
     assert browser.figures()[0]["data"][0]["y"][0] == pytest.approx(0.3019 * 1.001)
     shown.multiselect(key="compared").set_value(["done"]).run()
     assert not shown.dataframe and not shown.exception
+
+
+def test_what_has_no_steps_is_compared_over_time(root: Path) -> None:
+    """A long series is thinned: the place of a point in it is not when it was measured."""
+    store = recorded(root)
+    record = {"phase": "system", "step": None, "metrics": {"cpu_percent": 5.0}}
+    with (store.path("done") / "metrics.jsonl").open("a") as writer:
+        for n in range(MOST_POINTS + 500):
+            writer.write(json.dumps({**record, "time": 1.7e9 + 10 * n}) + "\n")
+    series = RunView(store, "done").series
+    x, unit = state.along(series["system", "cpu_percent"])
+    assert x[:2] == [0, 20] and "time" in unit
+    x, unit = state.along(series["cognate", "a/train/loss_avg_100"])
+    assert x == list(range(1, 41)) and unit == "step"
 
 
 def test_settings_that_one_run_does_not_have() -> None:
@@ -409,7 +428,7 @@ def test_a_start_that_is_refused(
 
 
 def test_one_start_at_a_time(browser: Browser, root: Path) -> None:
-    with configuration._starting:
+    with jobs._starting:
         shown = browser.open("configuration")
         shown.button(key="start").click().run()
     assert "another run is being started" in shown.code[0].value and not root.exists()
@@ -437,6 +456,7 @@ def test_stop_and_resume(browser: Browser, root: Path, monkeypatch: pytest.Monke
     assert shown.button(key="stop-now") and not shown.button(key="resume").disabled
     shown.button(key="stop-now").click().run()
     assert "is not running" in shown.code[0].value
+    assert "It was asked to stop." not in browser.texts()
     with lock.exclusive(store.path("done")):
         shown = browser.open("overview")
         assert shown.button(key="resume").disabled
@@ -528,6 +548,24 @@ def test_what_cannot_be_said(talk: Browser, root: Path, monkeypatch: pytest.Monk
     assert "damaged" in turns[1].replies[0].note and shown.warning
 
 
+def test_one_of_two_is_refused(talk: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, seen = playground._engine().scheduler.submit, list[Any]()
+
+    def full(request: Any) -> None:
+        seen.append(request)
+        if len(seen) == 2:
+            raise QueueFull("too many wait")
+        submit(request)
+
+    monkeypatch.setattr(playground._engine().scheduler, "submit", full)
+    shown = talk.open("playground")
+    shown.number_input(key="talk-tokens").set_value(4).run()
+    shown.selectbox(key="talk-second").select("cognate.other.s1").run()
+    (turn,) = say(talk, "hello")
+    assert turn.replies[1].note == "too many wait" and not shown.error
+    assert turn.replies[0].note == "the longest reply was reached"
+
+
 def test_a_reply_that_nobody_waits_for_is_let_go(
     talk: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -611,6 +649,23 @@ def test_the_processor_is_read_in_any_thread(
         thread.start()
         thread.join()
     assert read == [None, 90, 50]
+
+
+def test_the_load_of_the_processor_is_of_now(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not the mean over the time in which nobody looked."""
+    monkeypatch.setenv("FORGE_STORAGE", str(tmp_path))
+    spent = ((100.0 * n, 40.0 * n) for n in itertools.count())
+    monkeypatch.setattr(system, "seconds_spent", lambda: next(spent))
+    now = 1000.0
+    monkeypatch.setattr(system.time, "time", lambda: now)
+    machine = system.Machine()
+    seen = []
+    for seconds in (0, 2, 60, 2, 1000, 2):
+        now += seconds
+        seen.append(machine.read().cpu is not None)
+    assert seen == [False, True, False, True, False, True]
 
 
 def test_a_gpu_that_answers_or_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import streamlit as st
 
 from agent_forge.config.phases import ORDER
-from agent_forge.pipeline.run_view import RunView, all_runs
+from agent_forge.pipeline.run_view import Series, all_runs
 from agent_forge.ui.dashboard import state
 from agent_forge.ui.theme import Look, plain, safe
 
@@ -57,7 +58,7 @@ def flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]
         if isinstance(value, Mapping):
             yield from flat(value, f"{above}{name}.")
         else:
-            yield f"{above}{name}", str(value)
+            yield f"{above}{name}", json.dumps(value)
 
 
 def differing(configs: Sequence[Mapping[str, str]]) -> list[tuple[str | None, ...]]:
@@ -104,21 +105,14 @@ def _choose_metric(chosen: Sequence[str]) -> tuple[str, str] | None:
 
 def _overlay(chosen: Sequence[str], metric: tuple[str, str]) -> None:
     """One metric of all runs; each has the colour of its place."""
-    rows, count = [], 0
+    rows, units, count = [], dict[str, None](), 0
     for session in chosen:
         with state.reading(session) as view:
-            x, y, n = _points(view, metric)
-        rows.append((session, "", x, y))
-        count += n
-    look = Look(state.theme())
+            series = view.series.get(metric, Series())
+            x, unit = state.along(series)
+            rows.append((session, "", x, list(series.values)))
+            count += series.count
+            units |= {unit: None} if x else {}
     told = f"{metric[0]} | n = {count:,} points"
-    figure = look.lines(rows, told, "step", safe(metric[1]))
+    figure = Look(state.theme()).lines(rows, told, " or ".join(units), safe(metric[1]))
     state.draw(figure, "compared-figure")
-
-
-def _points(view: RunView, metric: tuple[str, str]) -> tuple[list[float], list[float], int]:
-    series = view.series.get(metric)
-    if series is None:
-        return [], [], 0
-    steps = [i if step is None else step for i, step in enumerate(series.steps)]
-    return [float(step) for step in steps], list(series.values), series.count

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,17 @@ from typing import Any
 import streamlit as st
 
 from agent_forge.config.load import MAX_FILE_BYTES, preset_names, to_yaml
-from agent_forge.errors import AlreadyInUse, ConfigError, ForgeError
+from agent_forge.errors import ConfigError, ForgeError
 from agent_forge.pipeline import jobs
 from agent_forge.pipeline.config import PipelineConfig, load_config
 from agent_forge.store import files
 from agent_forge.track.progress import size
 from agent_forge.ui.dashboard import state
+from agent_forge.ui.dashboard.comparison import differing, flat
 
 FILE = "config.yaml"
 PATIENCE_S = 120  # for an estimate
 FIRST = "smoke"
-_starting = threading.Lock()  # a process that starts takes seconds of a core
 
 
 def render() -> None:
@@ -47,10 +46,9 @@ def render() -> None:
         with state.problems("It cannot be estimated"), st.spinner("Estimating ..."):
             _tell_estimate(estimated(text))
     if start:
-        begun = None
-        with state.problems("It was not started"), st.spinner("Starting ..."):
-            begun = started(text, session.strip() or None)
-        if begun:
+        with state.problems("It was not started"):
+            with st.spinner("Starting ..."):
+                begun = started(text, session.strip() or None)
             state.go_to(begun)
 
 
@@ -84,25 +82,12 @@ def _tell(config: PipelineConfig, preset: str) -> None:
     st.success("These settings can be used.", icon=":material/check:")
     digest, weights = config.canonical_hash()[:12], config.model.parameters()
     st.text(f"hash {digest}, {weights:,} weights a model")
-    changed = differences(begun_with(preset).model_dump(), config.model_dump())
+    both = (begun_with(preset), config)
+    changed = differing([dict(flat(one.model_dump(mode="json"))) for one in both])
     if changed:
         state.table([("setting", f"preset {preset}", "here"), *changed], key="changed")
     else:
         st.caption("as the preset has them")
-
-
-def differences(
-    first: Mapping[str, Any], second: Mapping[str, Any], above: str = ""
-) -> list[tuple[str, Any, Any]]:
-    """The settings in which two configs differ."""
-    rows: list[tuple[str, Any, Any]] = []
-    for name in dict.fromkeys([*first, *second]):
-        one, other = first.get(name), second.get(name)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            rows += differences(one, other, f"{above}{name}.")
-        elif one != other:
-            rows.append((f"{above}{name}", json.dumps(one), json.dumps(other)))
-    return rows
 
 
 def estimated(text: str) -> dict[str, Any]:
@@ -141,10 +126,5 @@ def _tell_estimate(found: Mapping[str, Any]) -> None:
 def started(text: str, session: str | None) -> str:
     """Start a run with these settings; its session, once it is at work."""
     validated(text)
-    if not _starting.acquire(timeout=1):
-        raise AlreadyInUse("another run is being started", hint="try again in some seconds")
-    try:
-        with _file(text) as path:
-            return jobs.start_run(state.store(), config=path, session=session)
-    finally:
-        _starting.release()
+    with _file(text) as path:
+        return jobs.start_run(state.store(), config=path, session=session)

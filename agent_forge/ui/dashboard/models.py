@@ -14,7 +14,6 @@ from agent_forge.errors import ForgeError
 from agent_forge.model.catalog import Catalog
 from agent_forge.store import files
 from agent_forge.store.records import CARD, read_metadata, read_state
-from agent_forge.store.sessions import REGISTRY
 from agent_forge.track.progress import size
 from agent_forge.ui.dashboard import state
 
@@ -26,7 +25,7 @@ Row = dict[str, Any]
 def render() -> None:
     """The page."""
     with state.problems():
-        rows = registered()
+        rows = Catalog(state.store()).rows()
         if not rows:
             st.info("No models yet: each phase of a run registers what it made.")
             return
@@ -44,13 +43,6 @@ def render() -> None:
                 _compared(by_name[first], by_name[second])
             else:
                 _one(by_name[first])
-
-
-def registered() -> list[Row]:
-    """The registered models that are still there, newest first; looking creates nothing."""
-    if not (state.root() / REGISTRY).is_file():
-        return []
-    return Catalog(state.store()).rows()
 
 
 def _filtered(rows: Sequence[Row]) -> list[Row]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import streamlit as st
 
 from agent_forge.config.phases import ORDER
@@ -48,27 +46,16 @@ def _controls(session: str) -> None:
     with left, st.popover("Stop", disabled=not live, key="stop"):
         st.write("The run saves everything and stops after its present step.")
         if st.button("Stop this run", key="stop-now", type="primary"):
-            _act("It cannot be stopped", lambda: jobs.stop_run(state.store(), session))
-            st.caption("It was asked to stop.")
+            with state.problems("It cannot be stopped"):
+                jobs.stop_run(state.store(), session)
+                st.caption("It was asked to stop.")
     with right:
         idle = not live and not done
         if st.button("Resume", key="resume", disabled=not idle, help="go on where it stopped"):
-            with st.spinner("Starting ..."):
-                begun = _act("It does not go on", lambda: _resume(session))
-            if begun:
+            with state.problems("It does not go on"):
+                with st.spinner("Starting ..."):
+                    jobs.resume_run(state.store(), session)
                 state.go_to(session)
-
-
-def _resume(session: str) -> None:
-    jobs.resume_run(state.store(), session)
-
-
-def _act(what: str, work: Callable[[], None]) -> bool:
-    """Do what was asked; False and a message if it is refused."""
-    with state.problems(what):
-        work()
-        return True
-    return False
 
 
 def _cards(session: str) -> None:
@@ -102,7 +89,7 @@ def _card(view: RunView, name: str, phase: PhaseView | None) -> None:
 def _key_figure(view: RunView, phase: PhaseView) -> None:
     """Its measure before and after; of one that is at work the newest value of what it improves."""
     if told := phase.headline:
-        before, after = (_number(told.get(key)) for key in ("before", "after"))
+        before, after = (state.number(told.get(key)) for key in ("before", "after"))
         st.metric("on unseen items", f"{before} \N{RIGHTWARDS ARROW} {after}")
         st.text(plain(told.get("measure", "-")))
         return
@@ -112,10 +99,6 @@ def _key_figure(view: RunView, phase: PhaseView) -> None:
                 st.metric(label, cell(series.latest))
                 return
     st.metric("key figure", "-")
-
-
-def _number(value: object) -> str:
-    return cell(float(value)) if isinstance(value, int | float) else "-"
 
 
 def _why_ended(view: RunView) -> None:

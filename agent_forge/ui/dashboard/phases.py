@@ -10,7 +10,7 @@ from agent_forge.pipeline.run_view import PhaseView, RunView
 from agent_forge.ui.dashboard import state
 from agent_forge.ui.figures import tables_of
 from agent_forge.ui.report import model_row, samples_of
-from agent_forge.ui.theme import Look, cell, plain, safe
+from agent_forge.ui.theme import Look, plain, safe
 
 
 def render() -> None:
@@ -53,7 +53,8 @@ def _head(session: str, name: str) -> None:
         seconds = "-" if phase.seconds is None else f"{phase.seconds:.1f} s"
         share = "-" if phase.share is None else f"{phase.share:.0%}"
         values = {"time": seconds, "done": share}
-        values |= {f"{key}, unseen items": _number(told.get(key)) for key in ("before", "after")}
+        for end in ("before", "after"):
+            values[f"{end}, unseen items"] = state.number(told.get(end))
         columns = st.columns([1, *[1] * len(values)])
         with columns[0]:
             st.caption("status")
@@ -64,10 +65,6 @@ def _head(session: str, name: str) -> None:
         if verdict:
             st.text(plain(told.get("measure", ""), 200))
             st.code(plain(verdict, 2000), language=None, wrap_lines=True)
-
-
-def _number(value: object) -> str:
-    return cell(float(value)) if isinstance(value, int | float) else "-"
 
 
 def _figures(session: str, name: str, metric: str | None) -> None:
@@ -87,11 +84,8 @@ def _metric(view: RunView, phase: str, metric: str) -> object | None:
     if series is None or not series.values:
         return None
     look = Look(state.theme(), view.session_id, view.config_hash)
-    steps = [step for step in series.steps if step is not None]
-    stepped = len(steps) == len(series.values)
-    x = steps if stepped else [at - series.times[0] for at in series.times]
+    x, unit = state.along(series)
     told = f"n = {series.count:,} points"
-    unit = "step" if stepped else "time since the first (s)"
     return look.lines([(metric, "", x, series.values)], told, unit, safe(metric))
 
 

@@ -16,7 +16,6 @@ import streamlit as st
 from agent_forge.errors import ConfigError, ForgeError
 from agent_forge.model.catalog import Catalog
 from agent_forge.ui.dashboard import state
-from agent_forge.ui.dashboard.models import registered
 
 if TYPE_CHECKING:  # torch is loaded when a model is opened, and not before
     from agent_forge.infer.open_models import Open, OpenModels
@@ -93,7 +92,9 @@ def _engine() -> Engine:
 def render() -> None:
     """The page."""
     with state.problems():
-        names = [row["model_id"] for row in registered() if row["phase_name"] != TOY]
+        names = [
+            row["model_id"] for row in Catalog(state.store()).rows() if row["phase_name"] != TOY
+        ]
         if not names:
             st.info("No models yet: each phase of a run registers what it made.")
             return
@@ -165,19 +166,19 @@ def _answer(turns: Sequence[Turn], asked: Asked) -> None:
             places.append(st.empty())
     waiting: queue.SimpleQueue[tuple[int, Piece]] = queue.SimpleQueue()
     replies: dict[int, Reply] = {}
-    with st.spinner("Opening ..."):
-        engine, catalog = _engine(), Catalog(state.store())
-        for number, said in enumerate(turn.replies):
-            try:
-                model = engine.models.open(catalog.find(said.model))
-                replies[number] = reply = _reply(model, _messages(turns, number, asked), asked)
-                reply.tell = partial(_put, waiting, number)
-            except (ForgeError, OSError) as error:
-                said.note = str(error)
-            _draw(places[number], said)
     try:
-        for reply in replies.values():
-            engine.scheduler.submit(reply)
+        with st.spinner("Opening ..."):
+            engine, catalog = _engine(), Catalog(state.store())
+            for number, said in enumerate(turn.replies):
+                try:
+                    model = engine.models.open(catalog.find(said.model))
+                    reply = _reply(model, _messages(turns, number, asked), asked)
+                    reply.tell = partial(_put, waiting, number)
+                    engine.scheduler.submit(reply)
+                    replies[number] = reply
+                except (ForgeError, OSError) as error:
+                    said.note = str(error)
+                _draw(places[number], said)
         _follow(turn, set(replies), waiting, places)
     finally:  # also if whoever asked has gone elsewhere
         for reply in replies.values():

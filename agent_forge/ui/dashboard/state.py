@@ -13,7 +13,7 @@ from typing import Any
 import streamlit as st
 
 from agent_forge.errors import ForgeError, NotFound
-from agent_forge.pipeline.run_view import RunView, all_runs
+from agent_forge.pipeline.run_view import RunView, Series, all_runs
 from agent_forge.store import lock
 from agent_forge.store.sessions import SESSION_FILE, SessionStore
 from agent_forge.ui.figures import Titled, figures_of
@@ -29,6 +29,7 @@ COLOURS = {
     "paused": "orange",
     "interrupted": "orange",
     "failed": "red",
+    "damaged": "red",
     "waiting": "gray",
 }
 OF_STRANGE_RECORDS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
@@ -223,6 +224,14 @@ def figures(titled: Sequence[Titled], key: str) -> None:
                 draw(figure, f"{key}-{title}")
 
 
+def along(series: Series) -> tuple[list[float], str]:
+    """What a metric is drawn over, with its unit: its steps, or the time if it has none."""
+    steps = [float(step) for step in series.steps if step is not None]
+    if len(steps) == len(series.values):
+        return steps, "step"
+    return [at - series.times[0] for at in series.times], "time since the first (s)"
+
+
 def draw(figure: Any, key: str) -> None:
     bar = {"displaylogo": False, "modeBarButtons": [["toImage", "resetScale2d"]]}  # beside legends
     st.plotly_chart(figure, theme=None, key=key, config=bar)
@@ -239,6 +248,11 @@ def table(rows: Sequence[Sequence[Any]], key: str | None = None) -> None:
     st.dataframe(columns, hide_index=True, key=key)
     if len(body) > MOST_ROWS:
         st.caption(f"the first {MOST_ROWS} of {len(body):,} rows")
+
+
+def number(value: object) -> str:
+    """A number of a record as people read it; `-` for anything else."""
+    return cell(float(value)) if isinstance(value, int | float) else "-"
 
 
 def moment(epoch_s: Any) -> str:

@@ -23,6 +23,7 @@ from agent_forge.ui.theme import Look
 
 EVERY_S, KEPT_S = 2.0, 300.0  # between readings, and how long they are kept
 GPU_EVERY_S = 10.0
+RECENT_S = 10.0  # of a reading: a busy machine takes longer than EVERY_S
 NO_ANSWER = (OSError, ValueError, IndexError, TypeError, subprocess.SubprocessError)
 GPU_QUERY = "utilization.gpu,memory.used,memory.total,temperature.gpu"
 
@@ -97,17 +98,21 @@ class Machine:
                 free = files.free_bytes(state.root().resolve())
             used = memory.total - memory.available
             own = int(self._process.memory_info().rss)
+            cpu = self._cpu(now) if self.readings else None
             while self.readings and self.readings[0].at < now - KEPT_S:
                 self.readings.popleft()
-            cpu = self._cpu() if self.readings else None
             reading = Reading(now, cpu, memory.percent, used, memory.total, own, free)
             self.readings.append(reading)
             return reading
 
-    def _cpu(self) -> float | None:
-        """The share of the processors' time that was work since the last reading, in percent."""
-        now = seconds_spent()
-        spent, idle = (new - old for new, old in zip(now, self._spent, strict=True))
+    def _cpu(self, now_s: float) -> float | None:
+        """The share of the processors' time that was work since the last reading, in percent; None
+        if that is too long ago to be the load of now."""
+        now, before = seconds_spent(), self._spent
+        if now_s - self.readings[-1].at > RECENT_S:
+            self._spent = now
+            return None
+        spent, idle = (new - old for new, old in zip(now, before, strict=True))
         if spent <= 0:  # their clock has not moved on
             return self.readings[-1].cpu
         self._spent = now

@@ -60,7 +60,7 @@ DONE: dict[str, tuple[tuple[str, ...], int]] = {
     "Overview": (("on unseen items", "Time of each phase", "Last events"), 4),
     "Phase details": (("Training loss", "Tables", "What it says", "Models"), 2),
     "Evolution": (("best fitness", "Diversity", "Lineage", "Best candidates"), 5),
-    "Models": (("16 of", "Compare with", "Card", "Lineage", "Files", "Made by phase"), 0),
+    "Models": ((" models", "Compare with", "Card", "Lineage", "Files", "Made by phase"), 0),
     "Playground": (("Second model", "Settings"), 0),
     "Compare runs": ((), 0),
     "Configuration": ((), 0),

@@ -304,8 +304,8 @@ MUTANTS = (
     Mutant(
         "tokens of thinking leak into answers",
         "infer/generate.py",
-        "        if self.sampling.banned_tokens:\n",
-        "        if False:\n",
+        "in {row.sampling.banned_tokens for row in self.live} - {frozenset()}:\n",
+        "in ():\n",
         "tests/infer/test_thinking.py",
     ),
     Mutant(
@@ -332,8 +332,8 @@ MUTANTS = (
     Mutant(
         "the scale of a ternary row is the mean of all its weights",
         "quant/codecs.py",
-        "        if self.least_squares:\n",
-        "        if False:\n",
+        "        if self.least_squares:\n            mean =",
+        "        if False:\n            mean =",
         "tests/quant/test_codecs.py",
     ),
     Mutant(

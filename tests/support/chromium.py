@@ -82,7 +82,7 @@ look();
 # True if an element that is scrolled into view stays where it is.
 RESTS = """
 const [element, tell] = arguments;
-element.scrollIntoView({block: 'nearest'});
+element.scrollIntoView({block: 'center'});
 const { x, y } = element.getBoundingClientRect();
 setTimeout(() => {
   const now = element.getBoundingClientRect();
@@ -192,6 +192,7 @@ class Window:
         """Light or dark, as the system of who looks has it."""
         feature = {"name": "prefers-color-scheme", "value": name}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        self.themed = name
 
     def run(self, script: str, *about: Any) -> Any:
         return self.driver.execute_script(script, *about)
@@ -214,6 +215,9 @@ class Window:
     def see(self, text: str, css: str = MAIN) -> None:
         """Wait until it is to be read."""
         until(lambda: text in self.text(css))
+
+    def find(self, xpath: str) -> list[WebElement]:
+        return self.driver.find_elements(By.XPATH, xpath)
 
     def count(self, css: str) -> int:
         return len(self.driver.find_elements(By.CSS_SELECTOR, css))
@@ -242,7 +246,7 @@ class Window:
 
         def done() -> bool:
             with contextlib.suppress(*NOT_YET):
-                for found in self.driver.find_elements(By.XPATH, xpath):
+                for found in self.find(xpath):
                     if self.driver.execute_async_script(RESTS, found) and found.is_displayed():
                         work(found)
                         return True
@@ -277,13 +281,22 @@ class Window:
         self.settle()
 
     def choose(self, label: str, option: str) -> None:
-        """One of the options of a field, by its first word."""
+        """One of the options of a field, by its first word; its list is opened again if the page is
+        made again meanwhile."""
         field = f"//*[@data-testid='stSelectbox'][label[normalize-space()={label!r}]]//input"
-        self.act(field, WebElement.click)
         word = f"starts-with(concat({{}}, ' '), {option + ' '!r})"
-        self.act(f"//*[@role='option'][{word.format('.')}]", WebElement.click)
-        chosen = f"{field}[{word.format('@value')}]"
-        until(lambda: self.driver.find_elements(By.XPATH, chosen))
+        offered = f"//*[@role='option'][{word.format('.')}]"
+
+        def chosen() -> bool:
+            if self.find(f"{field}[{word.format('@value')}]"):
+                return True
+            with contextlib.suppress(*NOT_YET):
+                for found in self.find(offered) or self.find(f"{field}[@aria-expanded='false']"):
+                    if self.driver.execute_async_script(RESTS, found):
+                        found.click()
+            return False
+
+        until(chosen)
         self.settle()
 
     def say(self, text: str) -> None:

@@ -3,6 +3,7 @@ that are started and stopped there, conversations, several windows, its end."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -102,28 +103,50 @@ def process(store: SessionStore) -> Iterator[subprocess.Popen[bytes]]:
     begun.wait()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def running(store: SessionStore, process: subprocess.Popen[bytes]) -> str:
     """The run of all phases, at work."""
     until(lambda: process.poll() is not None or is_live(store, WHOLE))
     return WHOLE
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def finished(store: SessionStore, process: subprocess.Popen[bytes]) -> str:
     """The run of all phases, done."""
     assert process.wait(WHOLE_S) == 0, (store.root / "whole.log").read_text()[-4000:]
     return WHOLE
 
 
-@pytest.fixture
-def window(driver: webdriver.Chrome, served: Dashboard) -> Iterator[Window]:
-    """A window of its own; what it shows comes from nowhere else, and breaks nothing."""
-    opened = Window(driver, served.url)
-    yield opened
-    opened.close()
+@contextlib.contextmanager
+def opened(driver: webdriver.Chrome, served: Dashboard) -> Iterator[Window]:
+    """A window; what it shows comes from nowhere else, and breaks nothing."""
+    window = Window(driver, served.url)
+    yield window
+    window.close()
     assert hosts(driver) == {"localhost"}
     assert [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+@pytest.fixture
+def window(driver: webdriver.Chrome, served: Dashboard) -> Iterator[Window]:
+    with opened(driver, served) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def watching(driver: webdriver.Chrome, served: Dashboard, running: str) -> Iterator[Window]:
+    """One window for all pages of a run that is not there for long."""
+    with opened(driver, served) as found:
+        found.choose("Run", running)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def reading(driver: webdriver.Chrome, served: Dashboard, finished: str) -> Iterator[Window]:
+    """One window for all pages of a run that is done."""
+    with opened(driver, served) as found:
+        found.choose("Run", finished)
+        yield found
 
 
 def is_live(store: SessionStore, session: str) -> bool:
@@ -142,9 +165,9 @@ def steps_done(store: SessionStore, session: str) -> int:
 
 def look_at(window: Window, page: str, path: Path) -> None:
     """Both themes of a page: its ground and that of its figures; no box of an error."""
-    for theme, ground in GROUNDS.items():
+    for theme in sorted(GROUNDS, key=lambda theme: theme != window.themed):  # as it is first
         window.theme(theme)
-        until(lambda ground=ground: window.grounds() == {ground})
+        until(lambda ground=GROUNDS[theme]: window.grounds() == {ground})
         window.settle()
         window.save(path.with_name(f"{path.name}-{theme}.png"))
         alarms = MACHINE if page == "System" else ()
@@ -153,13 +176,12 @@ def look_at(window: Window, page: str, path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_of_a_run_that_goes_on(
-    window: Window, store: SessionStore, running: str, pictures: Path, page: str
+    watching: Window, store: SessionStore, running: str, pictures: Path, page: str
 ) -> None:
-    window.choose("Run", running)
-    window.go(page)
+    watching.go(page)
     for text in BEGUN[page]:
-        window.see(text)
-    look_at(window, page, pictures / f"{PAGES[page] or 'overview'}-running")
+        watching.see(text)
+    look_at(watching, page, pictures / f"{PAGES[page] or 'overview'}-running")
     assert is_live(store, running), "it was over before it was looked at"
 
 
@@ -229,17 +251,13 @@ def test_runs_go_on_when_the_dashboard_ends(driver: webdriver.Chrome, store: Ses
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_of_a_run_that_is_done(
-    window: Window, finished: str, pictures: Path, page: str
-) -> None:
-    window.choose("Run", finished)
-    window.see("completed", SIDEBAR)
-    window.go(page)
+def test_a_page_of_a_run_that_is_done(reading: Window, pictures: Path, page: str) -> None:
+    reading.go(page)
     texts, figures = DONE[page]
     for text in (*BEGUN[page], *texts):
-        window.see(text)
-    until(lambda: window.count(FIGURES) >= figures)
-    look_at(window, page, pictures / f"{PAGES[page] or 'overview'}-done")
+        reading.see(text)
+    until(lambda: reading.count(FIGURES) >= figures)
+    look_at(reading, page, pictures / f"{PAGES[page] or 'overview'}-done")
 
 
 def replies(window: Window, count: int) -> list[str]:

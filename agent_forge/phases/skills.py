@@ -185,9 +185,10 @@ def card_of(record: Mapping[str, Any]) -> Card | None:
 
 
 def retention(first: Right, after: Right) -> dict[str, float]:
-    """The share of the first accuracy that is kept: of every kind, and of the mean over all."""
+    """The share of the first accuracy that is kept: of every kind, and of the mean over all; of
+    what had no right answer, nothing is said."""
     before, now = (
         {kind: float(np.mean(right)) for kind, right in own.items()} for own in (first, after)
     )
     before[MEAN], now[MEAN] = (float(np.mean([*own.values()])) for own in (before, now))
-    return {kind: now[kind] / share if share else 1.0 for kind, share in before.items()}
+    return {kind: now[kind] / share for kind, share in before.items() if share}

@@ -134,8 +134,9 @@ def edge_figures(view: RunView, phase: PhaseView, look: Look) -> Found:
     whole = (phase.artifacts.get("performance_profile") or {}).get("input")
     points = [("input", whole["model_bytes"], 1.0, "")] if whole else []
     for cut in phase.artifacts.get("cuts") or []:
-        size, kept = cut["profile"]["model_bytes"], cut["retention"]["mean"]
-        points.append((f"cut {cut['number']}: {cut['kind']}", size, kept, cut["taken_back"]))
+        if (kept := cut["retention"].get("mean")) is not None:
+            size = cut["profile"]["model_bytes"]
+            points.append((f"cut {cut['number']}: {cut['kind']}", size, kept, cut["taken_back"]))
     gate = _settings(view, phase).get("least_retention")
     return [("Size against quality", frontier(points, look, gate))]
 
@@ -143,7 +144,11 @@ def edge_figures(view: RunView, phase: PhaseView, look: Look) -> Found:
 def compression_figures(view: RunView, phase: PhaseView, look: Look) -> Found:
     """Phase 8: the points between size and quality."""
     found = phase.artifacts.get("points") or []
-    points = [(p["name"], p["bytes"], p["retention"]["mean"], p["gate"]) for p in found]
+    points = [
+        (p["name"], p["bytes"], p["retention"]["mean"], p["gate"])
+        for p in found
+        if "mean" in p["retention"]  # of an input that can do something
+    ]
     gate = _settings(view, phase).get("least_retention")
     chosen = str(phase.artifacts.get("chosen"))
     return [("Size against quality", frontier(points, look, gate, chosen))]

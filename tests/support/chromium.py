@@ -280,15 +280,18 @@ class Window:
         self.act(f"//*[self::input or self::textarea][@aria-label={label!r}]", typed)
         self.settle()
 
+    def has(self, label: str, option: str) -> bool:
+        """True if a field shows this option, by its first word."""
+        return bool(self.find(f"{_field_of(label)}[{_begins('@value', option)}]"))
+
     def choose(self, label: str, option: str) -> None:
         """One of the options of a field, by its first word; its list is opened again if the page is
         made again meanwhile."""
-        field = f"//*[@data-testid='stSelectbox'][label[normalize-space()={label!r}]]//input"
-        word = f"starts-with(concat({{}}, ' '), {option + ' '!r})"
-        offered = f"//*[@role='option'][{word.format('.')}]"
+        field = _field_of(label)
+        offered = f"//*[@role='option'][{_begins('.', option)}]"
 
         def chosen() -> bool:
-            if self.find(f"{field}[{word.format('@value')}]"):
+            if self.has(label, option):
                 return True
             with contextlib.suppress(*NOT_YET):
                 for found in self.find(offered) or self.find(f"{field}[@aria-expanded='false']"):
@@ -303,6 +306,16 @@ class Window:
         """A message in the playground."""
         field = "//*[@data-testid='stChatInputTextArea']"
         self.act(field, lambda found: found.send_keys(text, Keys.ENTER))
+
+
+def _field_of(label: str) -> str:
+    """The input of a field with options."""
+    return f"//*[@data-testid='stSelectbox'][label[normalize-space()={label!r}]]//input"
+
+
+def _begins(where: str, word: str) -> str:
+    """Says in XPath that a text begins with a word."""
+    return f"starts-with(concat({where}, ' '), {word + ' '!r})"
 
 
 def hosts(driver: webdriver.Chrome) -> set[str]:

@@ -30,7 +30,7 @@ from agent_forge.phases.phase7_edge.search import (
     EdgeSearch,
     Profiles,
 )
-from agent_forge.phases.skills import Measured, Skills
+from agent_forge.phases.skills import MEAN, Measured, Skills
 from agent_forge.phases.training import (
     LatentModel,
     compare_domains,
@@ -190,7 +190,8 @@ def _step_table(steps: Sequence[CutStep]) -> Table:
     for step in steps:
         own = step.profile
         told = f"taken back: {step.taken_back}" if step.taken_back else "kept"
-        numbers = step.rise, f"{own.weights:,}", own.token_ms, f"{step.retention['mean']:.1%}"
+        kept = f"{step.retention[MEAN]:.1%}" if MEAN in step.retention else "-"
+        numbers = step.rise, f"{own.weights:,}", own.token_ms, kept
         rows.append([step.number, step.kind, *numbers, told])
     return rows
 

@@ -137,7 +137,8 @@ class EdgeSearch:
     ) -> None:
         shape = child.settings.model_dump(include={"n_layers", "n_heads", "ffn_hidden"})
         self.steps.append(CutStep(number, chosen.cut.kind, chosen.rise, shape, kept, own, lost))
-        values = {"retention": kept[MEAN], "weights": own.weights, "token_ms": own.token_ms}
+        values = {"weights": own.weights, "token_ms": own.token_ms}
+        values |= {"retention": kept[MEAN]} if MEAN in kept else {}
         self.ctx.log(None, {f"cut_{number}/{name}": value for name, value in values.items()})
 
     def _take_back(self, model: LatentModel, number: int, lost: str, recorded: Right) -> None:

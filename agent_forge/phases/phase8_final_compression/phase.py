@@ -114,7 +114,7 @@ class FinalCompressionPhase(phase.PhaseController):
         smaller = pruned(start, kept)
         skills = Skills.of(ctx, self.config, smaller.settings, tokenizer)
         right = skills.right(smaller.opened().to(ctx.device), PRUNED)
-        if retention(first, right)[MEAN] < self.config.first_gate:
+        if retention(first, right).get(MEAN, 1.0) < self.config.first_gate:
             return whole, start
         return skills, smaller
 
@@ -178,10 +178,10 @@ def _curve(down: Compression, found: Mapping[str, Measured]) -> Table:
         ["point", "bytes", "times smaller", "bits a weight", "accuracy", "of the input's", "gates"]
     ]
     whole = found[INPUT].mean_accuracy
-    rows.append(["fp32", f"{down.fp32_bytes:,}", 1.0, 32.0, whole, 1.0, "-"])
+    rows.append(["fp32", f"{down.fp32_bytes:,}", 1.0, 32.0, whole, 1.0 if whole else "-", "-"])
     for own in down.points:
         accuracy = found[own.name].mean_accuracy
-        share = accuracy / whole if whole else 1.0
+        share = accuracy / whole if whole else "-"
         ratio, gate = down.fp32_bytes / own.bytes, _told(own)
         cells = [own.name, f"{own.bytes:,}", ratio, own.bits_per_weight, accuracy, share, gate]
         rows.append(cells)

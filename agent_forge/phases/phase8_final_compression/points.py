@@ -135,9 +135,9 @@ class Compression:
         """What a point does not keep, in words: of the last kept one, and of the input."""
         c, step, all_of_it = self.settings, retention(before, after), retention(self.first, after)
         told = []
-        if step[MEAN] < gate:
+        if step.get(MEAN, 1.0) < gate:
             told.append(f"{step[MEAN]:.1%} of the last point's accuracy, not {gate:.0%}")
-        if all_of_it[MEAN] < c.least_retention:
+        if all_of_it.get(MEAN, 1.0) < c.least_retention:
             told.append(f"{all_of_it[MEAN]:.1%} of the input's, not {c.least_retention:.0%}")
         kinds = [kind for kind in all_of_it if kind != MEAN and self._counts(kind)]
         low = [kind for kind in kinds if all_of_it[kind] < c.least_of_each]
@@ -155,7 +155,8 @@ class Compression:
         own = sum(sizes.values()) - tokenizer
         kept = retention(self.first, right)
         self.points.append(Point(name, kind, ratio, weights, own, tokenizer, kept, gate))
-        values = {"bytes": own, "ratio": self.fp32_bytes / own, "retention": kept[MEAN]}
+        values = {"bytes": own, "ratio": self.fp32_bytes / own}
+        values |= {"retention": kept[MEAN]} if MEAN in kept else {}
         self.ctx.log(None, {f"point_{name}/{key}": value for key, value in values.items()})
 
     def _take_back(self, kept: str, name: str, missed: str) -> None:

@@ -44,7 +44,7 @@ def _controls(session: str) -> None:
         live, done = view.is_live, view.status == "completed"
     left, right, _ = st.columns([1, 1, 6])
     with left, st.popover("Stop", disabled=not live, key="stop"):
-        st.write("The run saves everything and stops after its present step.")
+        st.text(f"{plain(session)} saves everything and stops after its present step.")
         if st.button("Stop this run", key="stop-now", type="primary"):
             with state.problems("It cannot be stopped"):
                 jobs.stop_run(state.store(), session)

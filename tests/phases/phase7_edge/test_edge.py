@@ -181,7 +181,8 @@ def test_retention_is_of_the_mean_and_of_every_kind() -> None:
     before = {"memory": [True, True, False, False], "tools": [True, True]}
     after = {"memory": [True, False, False, False], "tools": [True, True]}
     assert retention(before, after) == {"memory": 0.5, "tools": 1.0, "mean": 1.25 / 1.5}
-    assert retention({"tools": [False]}, {"tools": [True]}) == {"tools": 1.0, "mean": 1.0}
+    assert retention({"tools": [False]}, {"tools": [True]}) == {}
+    assert retention({**before, "none": [False]}, {**after, "none": [True]})["tools"] == 1.0
 
 
 @pytest.mark.slow

@@ -80,13 +80,15 @@ def answer(
     prompts: Sequence[Ids],
     thoughts: Sequence[Ids] | None,
     sampling: SamplingSettings,
+    *,
+    samples: int = 1,
 ) -> list[GeneratedText]:
     """The answers to every prompt after the thought that is given with it; None: no thoughts."""
     if thoughts is not None:
         pairs = zip(prompts, thoughts, strict=True)
         prompts = [[*prompt, BEGIN, *thought, END] for prompt, thought in pairs]
     without = replace(sampling, banned_tokens=sampling.banned_tokens | THOUGHT_IDS)
-    return generate(network, prompts, without)
+    return generate(network, prompts, without, samples=samples)
 
 
 def shown(tokenizer: Tokenizer, ids: Ids, *, specials: bool = False) -> str:

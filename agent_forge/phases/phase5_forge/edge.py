@@ -52,6 +52,11 @@ class EdgeTasks:
         return self.name in ADVANCE
 
     @property
+    def is_code(self) -> bool:
+        """True if its answers are programs: other ones than ours may be right."""
+        return tasks.FAMILIES[self.name].accept is None
+
+    @property
     def unit(self) -> str:
         return _size_of(self.name).unit
 
@@ -92,7 +97,7 @@ class EdgeTasks:
         found = [self.task(size, split, number) for size, number in asked]
         items = [self.item(task) for task in found]
         scores = measure(model, items, threshold=EVERY_STEP)
-        if tasks.FAMILIES[self.name].accept is None:  # code: other programs than ours may be right
+        if self.is_code:
             most = 2 * max(len(item.ids) for item in items)
             written = Thinker(model, self.tokenizer).answers(found, None, most)
             graded = zip(found, written, strict=True)

@@ -4,7 +4,7 @@
 own first one ended, and does so for two different cuts; joined thoughts on which both agree are
 kept. How a family is split is knowledge of the task, and is said to be. `verified`: thoughts whose
 answer is right; `voted`: thoughts whose answer most of the samples give. Both stand beside it as
-alternatives: they keep right answers behind wrong steps.
+alternatives: they keep right answers behind wrong steps. Of code no thoughts are kept but programs, in each of these ways: what passes its tests.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from agent_forge.data import traces
 from agent_forge.data.tasks import Task, is_right
 from agent_forge.data.tasks.reasoning import machine, piece
 from agent_forge.data.traces import Trace
+from agent_forge.evals import graders
 from agent_forge.evals.model_under_test import EVERY_STEP
 from agent_forge.evals.thoughts import Thinker
 from agent_forge.infer import thinking
@@ -79,6 +80,22 @@ def by_vote(thinker: Thinker, items: Sequence[Task], samples: int, seed: int) ->
     return _kept(items, kept)
 
 
+def by_running(thinker: Thinker, items: Sequence[Task], samples: int, seed: int) -> OwnThoughts:
+    """The first program of each item, of so many, that passes its tests in the sandbox; it stands
+    as the answer, without claims."""
+    tokens = 2 * max(len(thinker.tokenizer.encode(item.answer)) for item in items)
+    prompts, how = thinker.prompts(items), _sampling(tokens, seed)
+    found = thinking.answer(thinker.network, prompts, None, how, samples=samples)
+    texts = [thinking.shown(thinker.tokenizer, text.tokens) for text in found]
+    kept = []
+    for number, item in enumerate(items):
+        tried = dict.fromkeys(texts[number * samples : (number + 1) * samples])
+        passed = next((text for text in tried if graders.code(item, text)), None)
+        if passed is not None:
+            kept.append(Trace(replace(item, answer=passed), STEP, ()))
+    return OwnThoughts(kept, len(items), len(kept))
+
+
 def _kept(items: Sequence[Task], found: Sequence[Worked | None]) -> OwnThoughts:
     kept = [(item, worked) for item, worked in zip(items, found, strict=True) if worked]
     gold = (traces.write_trace(item, STEP, Random(0)).claims for item, _ in kept)
@@ -135,15 +152,19 @@ def _samples(
     thinker: Thinker, items: Sequence[Task], samples: int, seed: int
 ) -> list[list[Worked]]:
     """So many thoughts about each item as it is, with their answers."""
-    how = SamplingSettings(
-        thinker.room(items),
-        temperature=TEMPERATURE,
-        seed=seed,
-        stop_tokens=ForgeModel.end_tokens,
-        halt_threshold=EVERY_STEP,
-    )
+    how = _sampling(thinker.room(items), seed)
     tag, prompts = traces.TAGS[STEP], thinker.prompts(items)
     found = thinking.think(thinker.network, prompts, how, tag=tag, samples=samples)
     repeated = [item for item in items for _ in range(samples)]
     worked = _read(thinker, repeated, [thought.tokens for thought in found])
     return [worked[i : i + samples] for i in range(0, len(worked), samples)]
+
+
+def _sampling(tokens: int, seed: int) -> SamplingSettings:
+    return SamplingSettings(
+        tokens,
+        temperature=TEMPERATURE,
+        seed=seed,
+        stop_tokens=ForgeModel.end_tokens,
+        halt_threshold=EVERY_STEP,
+    )

@@ -22,6 +22,7 @@ from agent_forge.phases.phase5_forge.config import ForgeSettings
 from agent_forge.phases.phase5_forge.edge import HINTS, EdgeDraw, EdgeTasks, Looked, source_name
 from agent_forge.phases.phase5_forge.own_thoughts import (
     OwnThoughts,
+    by_running,
     by_splitting,
     by_verifier,
     by_vote,
@@ -305,13 +306,18 @@ class EdgeTraining:
         return model, rounds
 
     def _next_sizes(self, own: EdgeTasks, last: int) -> list[int]:
-        """The sizes of the next round: beyond those that are solved, with two cuts into pieces."""
-        if not own.thinks or last < own.taught[1]:
+        """The sizes of the next round: beyond those that are solved, with two cuts into pieces
+        where the family is split."""
+        if not (own.thinks or own.is_code) or last < own.taught[1]:
             return []
         top = min(math.ceil(self.settings.growth * last), own.sizes[-1])
         sizes = range(last + 1, top + 1)
-        split = self.settings.beyond == "split"
+        split = self._splits(own)
         return [size for size in sizes if not split or cuts_of(size, own.taught[0], last)]
+
+    def _splits(self, own: EdgeTasks) -> bool:
+        """True if own thoughts about a family are chosen by two cuts that agree."""
+        return own.thinks and self.settings.beyond == "split"
 
     def _round(
         self,
@@ -326,7 +332,8 @@ class EdgeTraining:
         shares = self._success(model, f"before {stage}", sizes)
         for name in shares:
             own = self._own_thoughts(model, number, name, sizes[name], reach[name])
-            enough = own.traces and (c.beyond != "split" or own.agreement >= c.least_agreement)
+            sure = not self._splits(self.families[name]) or own.agreement >= c.least_agreement
+            enough = own.traces and sure
             counts = (len(own.traces), own.asked, own.right, bool(enough))
             families[name] = FamilyRound(sizes[name], *counts, shares[name])
             taught += own.traces if enough else []
@@ -358,12 +365,14 @@ class EdgeTraining:
     def _own_thoughts(
         self, model: LatentModel, number: int, name: str, sizes: Sequence[int], reach: int
     ) -> OwnThoughts:
-        """The model's thoughts about items of sizes that it was not taught."""
+        """The model's thoughts about items of sizes that it was not taught, or its programs."""
         c, own = self.settings, self.families[name]
         first = 10**6 * (number + 1)
         asked = [(sizes[i % len(sizes)], first + i) for i in range(c.own_items)]
         thinker = Thinker(model.opened().to(self.ctx.device), self.corpus.tokenizer)
-        if c.beyond == "split":
+        if own.is_code:
+            how = partial(by_running, thinker, samples=c.samples, seed=self.ctx.seed)
+        elif c.beyond == "split":
             how = partial(by_splitting, thinker, known=(own.taught[0], reach))
         else:
             choose = by_verifier if c.beyond == "verified" else by_vote
@@ -407,7 +416,12 @@ class EdgeTraining:
         return {name: own for name, own in found.items() if own}
 
     def _source(self, name: str, own: Sequence[Trace]) -> TokenizedDataset:
-        items = [trace_item(self.corpus.tokenizer, trace) for trace in own]
+        items = [
+            trace_item(self.corpus.tokenizer, trace)
+            if trace.claims
+            else self.families[trace.task.family].item(trace.task)
+            for trace in own
+        ]
         return TokenizedDataset(name, [i.ids for i in items], [i.asked for i in items])
 
 

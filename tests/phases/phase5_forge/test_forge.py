@@ -6,6 +6,7 @@ import ast
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from agent_forge.contract.metrics import METRICS, find_metric
 from agent_forge.data.tokenizer import Tokenizer
+from agent_forge.data.traces import Trace
 from agent_forge.errors import ConfigError
 from agent_forge.evals.thoughts import Thinker
 from agent_forge.model.network import ForgeNetwork
@@ -28,6 +30,7 @@ from agent_forge.phases.phase5_forge.edge import (
     source_name,
     with_larger_sizes,
 )
+from agent_forge.phases.phase5_forge.own_thoughts import OwnThoughts
 from agent_forge.store.records import read_metadata
 from tests.support import quietstar_runs
 from tests.support.forge_runs import (
@@ -341,6 +344,32 @@ def test_code_is_graded_by_running_it(
     monkeypatch.setattr(Thinker, "answers", lambda self, asked, thoughts, tokens: said)
     network = ForgeNetwork(config().model)
     assert own.solved(network, "verdict", [(1, 0), (1, 1)]) == [True, False]
+
+
+def test_programs_that_passed_are_learned_in_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A family of code is not split, and learns from what it wrote itself, not from our answers."""
+    as_if_able(monkeypatch)
+    learned: list[str] = []
+
+    def ran(thinker: Any, items: Any, samples: int, seed: int) -> OwnThoughts:
+        own = [replace(item, answer=f"# own\n{item.answer}") for item in items[:2]]
+        return OwnThoughts([Trace(item, "step", ()) for item in own], len(items), 2)
+
+    def source(own: rounds.EdgeTraining, name: str, kept: Any) -> Any:
+        found = written(own, name, kept)
+        learned.append(own.corpus.tokenizer.decode(found.tokens.tolist()))
+        return found
+
+    written = rounds.EdgeTraining._source
+    monkeypatch.setattr(rounds, "by_running", ran)
+    monkeypatch.setattr(rounds.EdgeTraining, "_source", source)
+    sets = (f"{PHASE}.edge_families=[code_number]", f"{PHASE}.row_tokens=512", *KEPT)
+    (own,) = run(tmp_path, *sets)["results"]["forge"].artifacts["rounds"]
+    found = own["families"]["code_number"]
+    assert (found["kept"], found["asked"], found["taught"]) == (2, 6, True)
+    assert own["taken_back"] == "" and learned[0].count("# own") == 2
 
 
 def drawn(

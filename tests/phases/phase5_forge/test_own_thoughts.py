@@ -12,9 +12,11 @@ import pytest
 from agent_forge.data import tasks, traces
 from agent_forge.data.tasks.reasoning import machine, piece
 from agent_forge.evals.thoughts import Thinker
+from agent_forge.infer.generate import GeneratedText
 from agent_forge.phases.phase5_forge import own_thoughts
 from agent_forge.phases.phase5_forge.own_thoughts import (
     Worked,
+    by_running,
     by_splitting,
     by_verifier,
     by_vote,
@@ -163,3 +165,22 @@ def test_a_verifier_looks_at_the_answer_and_a_vote_at_most_samples(
     voted = by_vote(unused, items, 3, 0)
     assert [t.claims for t in voted.traces] == [("11",), ("11",)]
     assert [t.task.answer for t in voted.traces] == [right, "?"] and voted.asked == 3
+
+
+def test_programs_are_kept_that_pass_their_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They really run; other programs than ours may pass, and the first that does is kept."""
+    items = [tasks.make("code_number", "train", i, level=1) for i in range(3)]
+    otherwise = f"# another way to write it\n{items[0].answer}"
+    endless = "def solve(n):\n    while True:\n        pass"
+    said = ["no program", otherwise, items[2].answer, endless, endless, "def solve(n): return 1"]
+
+    def answer(network: Any, prompts: Any, thoughts: Any, how: Any, *, samples: int) -> Any:
+        assert thoughts is None and len(prompts) == 3 and samples == 2
+        assert how.temperature > 0 and how.max_new_tokens > len(TOKENIZER.encode(items[0].answer))
+        return [GeneratedText(TOKENIZER.encode(text)) for text in said]
+
+    monkeypatch.setattr(own_thoughts.thinking, "answer", answer)
+    found = by_running(Thinker(StepMachine(), TOKENIZER), items, 2, 0)
+    assert (found.asked, found.right) == (3, 1)
+    (kept,) = found.traces
+    assert kept.task == replace(items[0], answer=otherwise) and kept.claims == ()

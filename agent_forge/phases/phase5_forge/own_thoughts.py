@@ -4,7 +4,8 @@
 own first one ended, and does so for two different cuts; joined thoughts on which both agree are
 kept. How a family is split is knowledge of the task, and is said to be. `verified`: thoughts whose
 answer is right; `voted`: thoughts whose answer most of the samples give. Both stand beside it as
-alternatives: they keep right answers behind wrong steps. Of code no thoughts are kept but programs, in each of these ways: what passes its tests.
+alternatives: they keep right answers behind wrong steps. Of code, programs are kept instead: those
+that pass their tests.
 """
 
 from __future__ import annotations

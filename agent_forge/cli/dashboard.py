@@ -67,6 +67,7 @@ def _serve(port: int, headless: bool) -> None:
     from agent_forge.ui.theme import GROUNDS
 
     net_util._external_ip = HOST  # which it would ask a server for
+    config.get_config_files = lambda file_name: []  # settings of whatever folder it is started in
     options = {**OPTIONS, "server.port": port, "browser.serverPort": port}
     options["server.headless"] = headless
     for name, (ground, ink, line) in GROUNDS.items():

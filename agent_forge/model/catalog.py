@@ -22,9 +22,13 @@ class Catalog:
     def __init__(self, store: SessionStore, given: Sequence[str] = ()) -> None:
         self.store, self.given = store, dict[str, Path]()
         for ref in given:
-            name = Path(ref).name
-            if name in self.given or not PART.fullmatch(name):
-                raise ConfigError(f"--model {ref}: two of one name, or an odd one: {name!r}")
+            place = Path(ref)
+            name = (place if place.name.strip(".") else place.resolve()).name
+            if not PART.fullmatch(name):
+                hint = "letters, digits, '.', '_' and '-', in a folder of another name"
+                raise ConfigError(f"--model {ref}: {name!r} cannot be asked for by name", hint=hint)
+            if name in self.given:
+                raise ConfigError(f"--model {ref}: there is another model named {name}")
             self.given[name] = Path(locate_model(ref, store.root))
 
     def rows(self) -> list[dict[str, Any]]:

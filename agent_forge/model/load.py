@@ -125,13 +125,24 @@ def _with_other_ends(model: Any) -> Tensor:
     """Texts with the same first half; what follows is as different as the embedding has it."""
     own = torch.Generator().manual_seed(0)
     embedding = model.get_input_embeddings().weight
-    longest = getattr(model.config, "max_position_embeddings", None)
+    longest = longest_text(model)
     half = max(1, min(LOOKED_AT, longest if isinstance(longest, int) else LOOKED_AT) // 2)
     tokens = torch.randint(len(embedding), (3, 2 * half), generator=own)
     tokens[:, :half] = tokens[0, :half]
     along = embedding @ torch.randn(embedding.shape[1], generator=own)
     tokens[1, half:], tokens[2, half:] = along.argmin(), along.argmax()
     return tokens
+
+
+def longest_text(model: Any) -> Any:
+    """The tokens that a model can read, as its config has it; None if that has no limit."""
+    config = model.config
+    longest = getattr(config, "max_position_embeddings", 0) or getattr(config, "max_seq_len", 0)
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    for table in tables:  # positions that begin behind the one of padding
+        if table.num_embeddings == longest and table is not model.get_input_embeddings():
+            return longest if table.padding_idx is None else longest - table.padding_idx - 1
+    return longest or None
 
 
 def check_tensors(weights: Weights) -> bool:

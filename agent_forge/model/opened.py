@@ -22,7 +22,7 @@ from agent_forge.data.tokenizer import (
 from agent_forge.errors import ConfigError, DamagedFile
 from agent_forge.model.chat import DATE, render, render_reply, shared
 from agent_forge.model.folder import CONFIG, MODEL_TYPE, home_of, open_weights, read_config
-from agent_forge.model.load import load_network, open_tokenizer, refusing
+from agent_forge.model.load import load_network, longest_text, open_tokenizer, refusing
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.quant.layers import round_inputs
 from agent_forge.quant.packed import KEY, packing_of
@@ -96,7 +96,7 @@ class TransformersModel:
     def __init__(self, network: Any, folder: Path) -> None:
         self.network, self.tokenizer = network, open_tokenizer(folder)
         self.vocab_size = int(network.get_input_embeddings().weight.shape[0])
-        longest = getattr(network.config, "max_position_embeddings", 0) or None
+        longest = longest_text(network)
         if longest is not None and (not isinstance(longest, int) or longest < LEAST_LENGTH):
             raise DamagedFile(folder / CONFIG, f"max_position_embeddings is {longest!r}")
         self.max_length: int | None = longest

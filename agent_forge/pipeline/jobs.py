@@ -22,6 +22,7 @@ from agent_forge.pipeline.environment import request_stop
 from agent_forge.store import lock
 from agent_forge.store.sessions import SESSION_FILE, SessionStore, read_session
 
+FORGE = (sys.executable, "-P", "-m", "agent_forge")  # with no module of the folder it begins in
 PATIENCE_S = 180.0  # until a run has its lock; torch takes seconds to load
 ENDING_S = 20.0  # that a run which has stopped may take to write its report
 MOST_TEXT = 4000  # characters of what a process said that ended at once
@@ -83,7 +84,7 @@ def _begin(store: SessionStore, session: str, command: Sequence[str]) -> str:
     said = tempfile.TemporaryFile()  # noqa: SIM115 - the process has it as long as it lives
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "agent_forge", *command),
+            *(*FORGE, *command),
             *("--storage", str(store.root.resolve()), "--progress", "none"),
         ],
         stdin=subprocess.DEVNULL,

@@ -72,6 +72,8 @@ def test_a_browser_is_opened_where_there_is_one(
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str, Path]]:
     """The real command, as a process; it, its address and its home."""
     home = tmp_path_factory.mktemp("home")
+    (home / ".streamlit").mkdir()  # what a folder that was downloaded may bring along
+    (home / ".streamlit" / "config.toml").write_text('[server]\nbaseUrlPath = "elsewhere"\n')
     command = [sys.executable, "-m", "agent_forge", "dashboard", "--port", "0", "--no-browser"]
     root = Path(dashboard.__file__).parents[2]
     env = {"HOME": str(home), "PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"}
@@ -124,7 +126,8 @@ def test_the_command(served: tuple[Any, str, Path]) -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 0
     assert "Traceback" not in (home / "said").read_text()
-    assert [p.name for p in home.iterdir()] == ["said"], "it makes no files, and no storage"
+    there = {p.name for p in home.iterdir()}
+    assert there == {"said", ".streamlit"}, "it makes no files, and no storage"
 
 
 def _other_address() -> str:

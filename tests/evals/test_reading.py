@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "phi": {**SIZES, **WIDTHS, "num_attention_heads": 2},  # its head has a bias
     "mamba": {"vocab_size": 260, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4},
 }
+DECODER = {**WIDTHS, "num_attention_heads": 2, "is_decoder": True}
 UNCACHED = {"mamba"}  # its rows cannot be chosen
 
 
@@ -77,6 +79,28 @@ def test_every_architecture_scores_as_by_its_plain_forward(tmp_path: Path, famil
     for found, wanted in zip(fast.measure_all(prepared), plain.measure_all(prepared), strict=True):
         assert found.loss == pytest.approx(wanted.loss, rel=1e-4)
         assert (found.right, found.tokens) == (wanted.right, wanted.tokens)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [
+        ("mpt", {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_seq_len": 48}),
+        ("roberta", {**DECODER, "max_position_embeddings": 50, "pad_token_id": 1}),
+    ],
+)
+def test_a_long_text_is_read_by_models_that_tell_their_limit_otherwise(
+    tmp_path: Path, family: str, shape: dict[str, Any]
+) -> None:
+    """By another name, or with positions that begin behind the one of padding."""
+    config = AutoConfig.for_model(family, vocab_size=260, **shape)
+    place = tmp_path / "m"
+    AutoModelForCausalLM.from_config(config).save_pretrained(place)
+    byte_tokenizer().save_pretrained(place)
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "upon a time " * 20}) + "\n")
+    subject = open_model_under_test(place, fast=True)
+    assert subject.longest == 48
+    found = subject.measure(subject.prepare(from_files([tmp_path / "texts.jsonl"])[0]))
+    assert sum(found.tokens) > 230 and all(map(math.isfinite, found.loss))
 
 
 def test_beginnings_and_prompts_are_read_once(

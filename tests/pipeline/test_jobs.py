@@ -21,6 +21,7 @@ from agent_forge.pipeline.jobs import StartRefused, resume_run, start_run, stop_
 from agent_forge.pipeline.run_view import RunView
 from agent_forge.store import lock
 from agent_forge.store.sessions import SessionStore, read_session
+from agent_forge.ui.dashboard import configuration
 from tests.support.polling import until
 from tests.support.toy_runs import SMALL, toy_run
 
@@ -62,6 +63,24 @@ def test_started_stopped_and_resumed(root: Path) -> None:
     os.kill(again, signal.SIGKILL)
     until(lambda: gone(again))
     assert status(store, "a") == "interrupted" and not own_zombies()
+
+
+def test_no_module_of_the_folder_it_is_started_in_runs(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dashboard may be started in a folder that was downloaded."""
+    hostile = tmp_path / "model"
+    (hostile / "agent_forge").mkdir(parents=True)
+    for name in ("yaml.py", "torch.py", "agent_forge/__init__.py"):
+        (hostile / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    store = SessionStore(root.resolve())
+    monkeypatch.chdir(hostile)
+    name = start_run(store, preset="toy", sets=(*SMALL, "phases.toy.steps=1"))
+    until(lambda: not lock.is_busy(store.path(name)))
+    assert status(store, name) == "completed"
+    monkeypatch.setenv("FORGE_STORAGE", str(store.root))
+    assert configuration.estimated("preset: toy\n")["phases"]
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_run_that_ends_at_once_was_started(root: Path) -> None:

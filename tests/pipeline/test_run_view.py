@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from agent_forge.errors import NotFound
+from agent_forge.errors import ConfigError, NotFound
 from agent_forge.model.catalog import Catalog
 from agent_forge.pipeline import run_view
 from agent_forge.pipeline.run_view import MOST_POINTS, RunView, Series, all_runs
 from agent_forge.store import files, lock
 from agent_forge.store.sessions import SessionStore
 from agent_forge.track.journal import Journal
+from tests.support.eval_models import llama
 from tests.support.toy_runs import toy_config, toy_run
 
 PHASES = ["cognate", "evomerge"]
@@ -335,3 +336,17 @@ def test_a_damaged_registry_hides_no_run(store: SessionStore, root: Path) -> Non
     (root / "registry" / "model_registry.db").write_bytes(b"rubbish" * 1000)
     assert [row["session_id"] for row in all_runs(SessionStore(root))] == ["s1"]
     assert RunView(SessionStore(root), "s1").status == "interrupted"
+
+
+def test_a_model_is_named_by_the_folder_that_it_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = llama(tmp_path / "mine")
+    monkeypatch.chdir(place)
+    for ref in (".", "./", str(place)):
+        assert Catalog(SessionStore(tmp_path / "s"), [ref]).find("mine").samefile(place)
+    with pytest.raises(ConfigError, match="another model named mine"):
+        Catalog(SessionStore(tmp_path / "s"), [".", str(place)])
+    monkeypatch.chdir(place.rename(tmp_path / "an odd one"))
+    with pytest.raises(ConfigError, match="'an odd one' cannot be asked for by name"):
+        Catalog(SessionStore(tmp_path / "s"), ["."])

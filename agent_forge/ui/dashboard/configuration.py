@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -94,7 +93,7 @@ def estimated(text: str) -> dict[str, Any]:
     """What `forge run --dry-run` says of these settings."""
     validated(text)
     with _file(text) as path:
-        command = [sys.executable, "-m", "agent_forge", "run", "--dry-run", "--json"]
+        command = [*jobs.FORGE, "run", "--dry-run", "--json"]
         command += [f"--config={path}", f"--storage={state.root()}"]
         try:
             done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)

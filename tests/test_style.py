@@ -38,8 +38,10 @@ MAX_FILE_LINES = 500
 # weights that are trained on from models of any ternary rule (40); figures and the report of a run
 # (1,060); forge sync (170); forge serve: batches for many clients, its API, MCP (1,870); what a
 # start over HTTP may name, and what an attack on it found (190); reports of evolutions (220); the
-# dashboard: eight pages (1,640); mends of an attack, two newcomers and a cold reader (90).
-MAX_LINES = 48_520
+# dashboard: eight pages (1,640); mends of an attack, two newcomers and a cold reader (90); programs
+# that are learned because they passed (50), the specification's examples as they stand (195), mends
+# of another attack (20).
+MAX_LINES = 48_790
 
 # Lowest first. A module imports from layers below its own, and from its own folder.
 LAYERS = (
@@ -53,7 +55,7 @@ LAYERS = (
     ("evals", "train", "merge"),
     ("phases",),
     ("pipeline",),
-    ("cli", "ui", "api", "evomerge_pipeline"),
+    ("cli", "ui", "api", "evomerge_pipeline", "interfaces"),
     ("__main__",),
 )
 # Within one layer, who may import whom.

@@ -15,8 +15,9 @@ from agent_forge.cli.output import emit, emit_json, emit_table, plain, size
 from agent_forge.cli.report import report_at_end
 from agent_forge.cli.status import run_lines
 from agent_forge.config.phases import ORDER, source_of
+from agent_forge.contract.handoff import RULES
 from agent_forge.errors import AlreadyExists, Cancelled, ConfigError
-from agent_forge.phases import IMPLEMENTED, RULES, SUMMARY
+from agent_forge.phases import IMPLEMENTED, SUMMARY
 from agent_forge.store import files, lock
 from agent_forge.track.progress import MODES, make_progress
 

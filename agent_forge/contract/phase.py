@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Piece = TypeVar("Piece")
+Network = nn.Module
 Table = list[list[Any]]  # its first row is the head
 NAMED_MODELS = "named_models"  # the artifact with the models that are handed over by name
 SIZE_CLASSES = {"tiny": 50e6, "small": 500e6, "medium": 2e9, "large": math.inf}  # weights below

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import AliasChoices, AliasGenerator, ConfigDict, Field
+from pydantic import AliasChoices, AliasGenerator, ConfigDict, Field, model_validator
 
 from agent_forge.config import strict_json
 from agent_forge.config.settings import Settings
@@ -13,6 +14,7 @@ from agent_forge.errors import ConfigError
 
 OTHER_NAMES = {"muon_lr": "lr", "grokfast_alpha": "alpha", "grokfast_lambda": "lam"}
 OTHER_NAMES |= {"ns_steps": "k", "momentum": "beta", "qk_clip_threshold": "qkclip_tau"}
+ONLY = {"kind": "muon_grokfast", "fallback": "adamw", "qkclip_per_head": True}
 BOTH = AliasGenerator(validation_alias=lambda n: AliasChoices(n, OTHER_NAMES.get(n, n)))
 
 
@@ -33,6 +35,17 @@ class MuGrokConfig(Settings):
     qk_clip_threshold: float = Field(30.0, ge=0, description="largest attention logit; 0: no limit")
     kl_coefficient: float = Field(0.0, ge=0, description="weight of a divergence from a reference")
     mlarope_protected: bool = Field(False, description="QK-clip rescales queries, not rotary keys")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_choices(cls, values: Any) -> Any:
+        """Keys of the specification that name what there is; other values are refused."""
+        if not isinstance(values, Mapping):
+            return values
+        for name, only in ONLY.items():
+            if name in values and values[name] != only:
+                raise ValueError(f"{name}: {only} is all that there is")
+        return {name: value for name, value in values.items() if name not in ONLY}
 
     @classmethod
     def from_phase(cls, number: int) -> MuGrokConfig:

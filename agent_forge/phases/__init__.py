@@ -1,4 +1,4 @@
-"""The phases by name, and what each requires of the models it is handed. This imports no phase.
+"""The phases by name. This imports no phase.
 
 | file | what is in it |
 |---|---|
@@ -10,7 +10,7 @@
 | phase6_baking/ | tools and a persona inside the weights |
 | phase7_edge/ | fewer channels, heads and layers, for a device |
 | phase8_final_compression/ | one file, as small as what it can do allows |
-| phases.json | a line on each phase; the rules of every handoff |
+| phases.json | a line on each phase |
 | toy.py, toy_config.py | the smallest phase: shows how one is written |
 | allocation.py | how coarse each kind of matrix may be written, for a size of the file |
 | compress.py | forge compress: any causal language model in one small file |
@@ -24,9 +24,7 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from agent_forge.contract.handoff import HandoffRule, QualityGate
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agent_forge.contract.phase import PhaseController
@@ -44,15 +42,7 @@ IMPLEMENTED = {
         "agent_forge.phases.phase8_final_compression.phase:FinalCompressionPhase"
     ),
 }
-_TABLES: dict[str, Any] = json.loads(Path(__file__).with_name("phases.json").read_text())
-SUMMARY: dict[str, str] = _TABLES["summary"]
-# The rules up to Phase 5 are the specification's; it leaves those behind Phase 5 open, and ours ask
-# for what the next phase reads. A preset scales thresholds that depend on size (`phases.X.gates`).
-RULES: dict[tuple[str, str], HandoffRule] = {}
-for _rule in _TABLES["rules"]:
-    _gates = tuple(QualityGate(*gate) for gate in _rule["gates"].items())
-    _handoff = HandoffRule(_rule["models"], tuple(_rule["metadata"]), _gates)
-    RULES[_rule["from"], _rule["to"]] = _handoff
+SUMMARY: dict[str, str] = json.loads(Path(__file__).with_name("phases.json").read_text())
 
 
 def load_phase(name: str) -> type[PhaseController]:

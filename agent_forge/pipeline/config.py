@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from agent_forge.config import settings as shared
 from agent_forge.config.load import PHASE_FOLDER, PIPELINE_FILE, did_you_mean, load, to_yaml
 from agent_forge.config.phases import ORDER, phase_folder
-from agent_forge.phases import RULES
+from agent_forge.contract.handoff import RULES
 from agent_forge.phases.phase1_cognate.config import CognateSettings
 from agent_forge.phases.phase2_evomerge.config import EvoMergeSettings, refuse_outside
 from agent_forge.phases.phase3_quietstar.config import QuietStarSettings

@@ -4,6 +4,8 @@ The core is synchronous and belongs in the main thread (signals arrive there); t
 of the specification run it in a worker thread.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import functools
@@ -19,11 +21,12 @@ from agent_forge import errors
 from agent_forge.config.load import did_you_mean, merge, read_one, to_yaml, validate
 from agent_forge.config.phases import ORDER, PHASES, phase_folder, source_of
 from agent_forge.contract.handoff import ModelHandoffValidator
-from agent_forge.contract.phase import ModelRef, PhaseController, PhasePlan, PhaseResult
-from agent_forge.phases import IMPLEMENTED, RULES, load_phase
+from agent_forge.contract.phase import ModelRef, Network, PhaseController, PhasePlan, PhaseResult
+from agent_forge.phases import IMPLEMENTED, load_phase
 from agent_forge.phases.phase2_evomerge.config import refuse_outside
 from agent_forge.pipeline.config import BEFORE, EVOMERGE, PipelineConfig, load_config
 from agent_forge.pipeline.environment import StopSignals, prepare, snapshot, thread_count, versions
+from agent_forge.pipeline.given import on_disk
 from agent_forge.pipeline.phase_run import RunContext, outputs_of, require_for, run_phase
 from agent_forge.store.cleanup import SessionCleanupManager
 from agent_forge.store.models import ModelStorage
@@ -114,12 +117,13 @@ class PipelineOrchestrator:
         *,
         only: str | None = None,
         start: str | None = None,
-        input_models: Sequence[ModelRef] | None = None,
+        input_models: Sequence[ModelRef | Network] | None = None,
         foreign: bool = False,
         listeners: Sequence[Listener] = (),
     ) -> dict[str, Any]:
         """Run the phases; the result tells success, what was done, and how a failure came about.
-        Of `foreign` input models the rules of a handoff are not asked: no phase before made them.
+        Of `foreign` input models, and of networks in memory, the rules of a handoff are not asked:
+        no phase before made them.
         """
         begun = read_session(self.sessions.find(self.session_id or "")) if self._resume else {}
         foreign = foreign or begun.get("asked", {}).get("foreign", False)
@@ -137,8 +141,10 @@ class PipelineOrchestrator:
             for name in names:
                 self.controller(name).plan(())
             asked = {"only": only, "start": start, "phases": names}
+            refs = [own for own in input_models or () if isinstance(own, ModelRef)]
+            foreign = foreign or len(refs) < len(input_models or ())
             asked |= {"foreign": True} if foreign else {}
-            asked |= {"models": [str(r.path.resolve()) for r in input_models or ()]}
+            asked |= {"models": [str(ref.path.resolve()) for ref in refs]}
             self.session_id = self._new_session(asked)
         folder = self.sessions.find(self.session_id or "")
         with contextlib.ExitStack() as stack:
@@ -147,9 +153,8 @@ class PipelineOrchestrator:
             stack.enter_context(logging_to(folder, self.config.tracking.log_level, tracker.tell))
             stack.enter_context(self.stopper.on_signals())
             self.stopper.folder = folder
-            storage = ModelStorage(self.sessions.root, self.sessions.registry)
             machine = device, thread_count()
-            run = RunContext(folder, self.config, *machine, tracker, storage, self.stopper)
+            run = RunContext(folder, self.config, *machine, tracker, self.storage, self.stopper)
             self._warn_of_other_versions(folder)
             for sink in tracker.sinks:
                 stack.callback(sink.close)
@@ -169,9 +174,9 @@ class PipelineOrchestrator:
             raise
 
     async def run_single_phase(
-        self, phase_name: str, input_models: Sequence[ModelRef] | None = None
+        self, phase_name: str, input_models: Sequence[ModelRef | Network] | None = None
     ) -> PhaseResult:
-        """One phase alone; its inputs are given or come from this session."""
+        """One phase alone; its inputs are given, some in memory perhaps, or of this session."""
         outcome = await self._off_the_loop(only=phase_name, input_models=input_models)
         failed = PhaseResult(False, None, phase_name, {}, {}, 0.0, outcome["error"])
         result: PhaseResult = outcome["results"].get(phase_name, failed)
@@ -188,7 +193,7 @@ class PipelineOrchestrator:
         self,
         run: RunContext,
         names: Sequence[str],
-        given: Sequence[ModelRef] | None,
+        given: Sequence[ModelRef | Network] | None,
         checks: bool = True,
     ) -> dict[str, Any]:
         import torch
@@ -202,10 +207,11 @@ class PipelineOrchestrator:
             for current in names:
                 if self.stopper():
                     raise errors.Interrupted(f"stopped before phase {current}")
-                inputs = self._inputs(run, current, results) if given is None else list(given)
+                inputs = self._inputs(run, current, results)
+                if given is not None:
+                    inputs, given = on_disk(run, current, given), None
                 check = functools.partial(self._check_handoff if checks else _accept, run, current)
                 results[current] = run_phase(run, self.controller(current), inputs, check)
-                given = None
         except errors.ForgeError as error:
             return self._outcome(run, results, current, error)
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -288,7 +294,7 @@ class PipelineOrchestrator:
         if source is None:
             return
         weights, metadata = [ref.weights() for ref in models], [ref.metadata for ref in models]
-        result = self.validator().check(source, target, weights, metadata)
+        result = self.handoff_validator.check(source, target, weights, metadata)
         record: dict[str, Any] = {"validation_status": "passed" if result.passed else "failed"}
         record |= {"validation_metrics": {**result.measured, "message": result.message}}
         for ref in models:
@@ -300,11 +306,21 @@ class PipelineOrchestrator:
             hint = f"forge resume {run.folder.name} --from {source} makes its models anew"
             raise errors.HandoffRefused(f"{source} -> {target}: {result.message}", hint=hint)
 
-    def validator(self) -> ModelHandoffValidator:
+    @property
+    def phases(self) -> dict[str, PhaseController]:
+        """The controllers of all eight phases, by name."""
+        return {name: self.controller(name) for name in self.PHASE_SEQUENCE}
+
+    @functools.cached_property
+    def storage(self) -> ModelStorage:
+        return ModelStorage(self.sessions.root, self.sessions.registry, _network_of)
+
+    @property
+    def handoff_validator(self) -> ModelHandoffValidator:
         """The handoff rules with this config's thresholds and policies."""
         thresholds = {name: settings.gates for name, settings in self.config.phases}
         policies = {name: settings.gate_policy for name, settings in self.config.phases}
-        return ModelHandoffValidator(RULES, thresholds, policies)
+        return ModelHandoffValidator(thresholds=thresholds, policies=policies)
 
     def _tracker(self, folder: Path, names: Sequence[str]) -> Tracker:
         listeners = (*self._listeners, self._registry_listener(folder.name, names))
@@ -330,6 +346,12 @@ class PipelineOrchestrator:
             self.sessions.registry.update_session(session_id, **progress)
 
         return listen
+
+
+def _network_of(config: dict[str, Any]) -> Network:
+    from agent_forge.model.hf import build_network  # transformers takes seconds to load
+
+    return build_network(config)
 
 
 def reference(place: Path) -> ModelRef:

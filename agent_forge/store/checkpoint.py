@@ -39,11 +39,17 @@ class Checkpoint:
     generators: dict[str, Any]
     note: Any = None
 
+    def __getitem__(self, key: str) -> Any:
+        """What `save_checkpoint` wrote, by the specification's names."""
+        return self.step if key == "step" else self.state[str(key).removesuffix("_state_dict")]
+
 
 class CheckpointManager:
     """Keeps the last `keep_last` checkpoints of a directory, and the newest anchor."""
 
-    def __init__(self, checkpoint_dir: Path | str, keep_last: int = 5) -> None:
+    def __init__(
+        self, checkpoint_dir: Path | str = "storage/checkpoints", keep_last: int = 5
+    ) -> None:
         if keep_last < 1:
             raise ValueError("keep_last must be at least 1")
         self.checkpoint_dir = Path(checkpoint_dir)

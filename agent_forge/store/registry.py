@@ -119,12 +119,13 @@ class ModelRegistry:
         self,
         session_id: str,
         phase_name: str,
-        model_name: str,
-        model_path: Path | str,
+        model_name: str = "",
+        model_path: Path | str = "",
         metadata: Mapping[str, Any] | None = None,
     ) -> str:
-        """Add or renew the entry of a model, its path relative to the root; return its id."""
-        known = metadata or {}
+        """Add or renew the entry of a model, its path relative to the root; return its id. Without
+        a name it has that of its path."""
+        known, model_name = metadata or {}, model_name or Path(model_path).stem
         root, path = self.root.resolve(), Path(model_path).resolve()
         values = {
             "model_id": paths.model_id_for(session_id, phase_name, model_name),

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from agent_forge.config.phases import PHASES
-from agent_forge.contract.handoff import ModelHandoffValidator
+from agent_forge.contract.handoff import RULES, ModelHandoffValidator
 from agent_forge.contract.metrics import METRICS, find_metric
 from agent_forge.contract.phase import PhasePlan
-from agent_forge.phases import RULES
 from tests.support.handoffs import GOOD, models
 
 HANDOFFS = list(RULES)

@@ -17,10 +17,9 @@ import torch
 
 from agent_forge.config.load import to_yaml
 from agent_forge.config.phases import ORDER
-from agent_forge.contract.handoff import QualityGate
+from agent_forge.contract.handoff import RULES, QualityGate
 from agent_forge.errors import ConfigError
 from agent_forge.model.loss import language_loss
-from agent_forge.phases import RULES
 from agent_forge.pipeline.config import load_config
 from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import files
@@ -219,10 +218,8 @@ def verdict(setting: str, root: Path, patch: pytest.MonkeyPatch) -> Any:
     config = load_config(preset="25m", sets=(f"storage.root={root}", setting))
     source = next(a for a, b in RULES if b == target)
     handed = models(target, int(bad) if gate.key == "parameters" else 25_000_000)
-    return (
-        PipelineOrchestrator(config=config)
-        .validator()
-        .validate_handoff(source, target, handed, [{**GOOD[target], gate.key: bad}] * len(handed))
+    return PipelineOrchestrator(config=config).handoff_validator.validate_handoff(
+        source, target, handed, [{**GOOD[target], gate.key: bad}] * len(handed)
     )
 
 

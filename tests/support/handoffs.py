@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from agent_forge.phases import RULES
+from agent_forge.contract.handoff import RULES
 
 GOOD: dict[str, dict[str, Any]] = {
     "evomerge": {"specialization": "x", "final_loss": 2.5, "seed": 42},

@@ -86,7 +86,7 @@ fuzz: $(STAMP)
 	  -max_len=65536 -artifact_prefix=build/fuzz/ -print_final_stats=1 build/fuzz/corpus build/fuzz/models
 
 bench: $(STAMP)
-	@for script in $(filter-out %/results.py %/finetunes.py %/experts.py %/real.py %/quietstar.py %/rewards.py %/bitnet.py %/forge.py %/baking.py %/edge.py %/reading.py %/gguf_text.py,$(wildcard benchmarks/*.py)); do \
+	@for script in $(filter-out %/results.py %/finetunes.py %/experts.py %/real.py %/quietstar.py %/rewards.py %/bitnet.py %/forge.py %/baking.py %/compress.py %/reach.py %/edge.py %/reading.py %/gguf_text.py,$(wildcard benchmarks/*.py)); do \
 	  echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 docs: $(STAMP)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, NamedTuple
+
+from pydantic import field_validator
 
 from agent_forge.config.settings import PhaseSettings
 from agent_forge.optim.config import MuGrokConfig
@@ -25,18 +28,20 @@ LADDERS = {
     "standard": Ladder(1, 0.05),
     "aggressive": Ladder(1, 0.10),
 }
-# The last is entropy-coded; of Gaussian rows it takes as many bytes as ternary weights.
-BitNetCodec = Literal["ternary", "ternary_spec", "ternary_bitnet", "int2g32", "int3g32", "step1.35"]
+# Steps are entropy-coded; of Gaussian rows step1.35 takes as many bytes as ternary weights.
+CODEC = re.compile(
+    r"ternary|ternary_spec|ternary_bitnet|int[2-8](g[1-9]\d{0,3})?|step(0\.(0[4-9]|[1-9])|[1-7]\.)\d{0,3}"
+)
 TARGETS = {"tiny": (6, 0.25), "small": (8, 0.35), "medium": (10, 0.40), "large": (12, 0.45)}
 
 
 class BitNetSettings(PhaseSettings, CorpusSettings):
     """What Phase 4 can be told."""
 
-    codec: BitNetCodec = setting(
+    codec: str = setting(
         "ternary",
-        "rule of the weights: ours, the specification's, BitNet's, or instead of ternary ones "
-        "integers, or entropy-coded steps of as many bytes",
+        "rule of the weights: ternary, ternary_spec, ternary_bitnet, or instead of ternary ones "
+        "integers (int3g32) or entropy-coded steps of a row's spread (step1.35)",
     )
     embedding_codec: Literal["fp16", "int8", "int4g32"] = setting(
         "int4g32", "of the embedding and the head"
@@ -62,3 +67,11 @@ class BitNetSettings(PhaseSettings, CorpusSettings):
     control: bool = setting(False, "train the parent, not rounded, for as long")
     thought_items: Count = setting(300, "unseen items of each family that it thinks about")
     least_retention: SomeShare = setting(0.95, "of the accuracy that it should keep")
+
+    @field_validator("codec")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        if not CODEC.fullmatch(name):
+            steps = "step0.04 to step7.99"
+            raise ValueError(f"ternary, ternary_spec, ternary_bitnet, int2 to int8, or {steps}")
+        return name

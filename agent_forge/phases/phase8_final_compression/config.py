@@ -31,7 +31,9 @@ class FinalCompressionSettings(PhaseSettings, SkillSettings):
     steps: Count = setting(250, "training steps through the rounding, of each point")
     student_steps: Count = setting(1500, "steps that teach a student, before it is rounded")
     parent_share: Share = setting(0.5, "of the loss, that is the divergence from the input")
-    control: bool = setting(False, "train each student's shape without the model as well")
+    control: bool = setting(
+        False, "train FP32 weights as long, and each student's shape without the model"
+    )
     calibration_items: Count = setting(240, "items that tell what matters")
     first_gate: SomeShare = setting(0.98, "of the accuracy, that the first point must keep")
     coded_gate: SomeShare = setting(0.95, "of the last kept point's, for each one behind it")

@@ -65,6 +65,7 @@ class FinalCompressionPhase(phase.PhaseController):
         students = len(c.student_ratios) * (2 if c.control else 1)
         steps = c.thaw_steps * bool(c.ratios) + 2 * len(c.ratios) * c.steps
         steps += students * (c.student_steps + c.steps)
+        steps += c.thaw_steps + len(c.ratios) * c.steps if c.control and c.ratios else 0
         named = [f"{ratio:g}x" for ratio in (*c.ratios, *c.student_ratios)]
         notes = (
             f"points at {', '.join(named)} of the bytes in fp32, each tried twice at most",

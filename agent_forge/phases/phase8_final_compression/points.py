@@ -38,6 +38,7 @@ from agent_forge.train.fit import DistillationLoss
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 START, CODED, STUDENT, CONTROL = "input", "coded", "student", "control"
+FP32 = "fp32_control"
 STUDENT_BITS = 3.2  # of a weight of a student's file, about: finer steps than those of large ones
 BATCH = 16  # items of a forward pass for prices
 SMALLEST = 300  # tokens of a network
@@ -95,6 +96,11 @@ class Compression:
                 break
             names.append(reached[0])
             now = reached[1]
+        if c.control and c.ratios:
+            steps = c.thaw_steps + c.steps * (len(names) - 1)
+            self.models[FP32] = self._trained(replace(self.start, packing=None), FP32, steps)
+            right = self.skills.right(self._opened(self.models[FP32]), FP32)
+            self._note(FP32, CONTROL, 1.0, right, "it is a control")
         for number, ratio in enumerate(c.student_ratios, start=1):
             if (shape := self.student_shape(ratio)) is None:
                 self.left_out.append(f"{ratio:g} times smaller: no network like it is so small")

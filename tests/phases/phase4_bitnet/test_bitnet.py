@@ -244,7 +244,8 @@ def test_sensitivity_is_of_one_kind_alone_and_leaves_the_model_as_it_was() -> No
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("codec=int4", "ternary"),
+        ("codec=int9", "ternary"),
+        ("codec=step0.01", "step0.04"),
         ("embedding_codec=int3", "int4g32"),
         ("activation_bits=4", "0 or 8"),
         ("steps=0", "greater than or equal to 1"),

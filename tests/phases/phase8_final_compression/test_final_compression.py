@@ -155,8 +155,9 @@ def test_the_smallest_point_that_holds_is_handed_over(
 ) -> None:
     artifacts = reference[1]["results"]["final_compression"].artifacts
     names = [own["name"] for own in artifacts["points"]]
-    assert names == ["input", "coded_1", "coded_2", "student_1", "control_1"]
-    assert [bool(own["gate"]) for own in artifacts["points"]] == [False] * 4 + [True]
+    assert names == ["input", "coded_1", "coded_2", "fp32_control", "student_1", "control_1"]
+    controls = [own["name"] for own in artifacts["points"] if own["gate"]]
+    assert controls == ["fp32_control", "control_1"]
     sizes = {own["name"]: own["bytes"] for own in artifacts["points"]}
     assert sizes["input"] > sizes["coded_1"] > sizes["coded_2"] > sizes["student_1"]
     assert artifacts["chosen"] == "student_1"

@@ -21,7 +21,7 @@ from agent_forge.config.settings import CleanupSettings
 from agent_forge.contract.handoff import ModelHandoffValidator
 from agent_forge.contract.phase import PhaseController, PhaseResult
 from agent_forge.errors import ConfigError
-from agent_forge.model.hf import build_network, config_dict
+from agent_forge.model.hf import build_network, config_of
 from agent_forge.model.network import ForgeNetwork
 from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast
@@ -29,7 +29,7 @@ from agent_forge.pipeline.orchestrator import PipelineOrchestrator
 from agent_forge.store import cleanup, models
 from agent_forge.store.checkpoint import CheckpointManager
 from agent_forge.store.registry import ModelRegistry
-from agent_forge.store.sessions import SessionStore
+from agent_forge.store.sessions import SessionStore, read_session
 from agent_forge.store.tensors import Weights
 
 __all__ = (
@@ -50,7 +50,7 @@ class ModelStorage(models.ModelStorage):
     """Models of our networks below a storage root, also without a run."""
 
     def __init__(self, base_path: Path | str = "storage") -> None:
-        super().__init__(base_path, build=build_network)
+        super().__init__(base_path, build=build_network, describe=config_of)
 
     def save_model(
         self,
@@ -61,15 +61,18 @@ class ModelStorage(models.ModelStorage):
         metadata: Mapping[str, Any],
         **options: Any,
     ) -> str:
-        """Save a model, register it, and return its id; a session that is missing is made, done."""
+        """Save a model, register it, and return its id. A session that is missing is made; what is
+        saved counts as its end, from which its age is told when old ones are removed."""
+        if isinstance(model, ForgeNetwork) and model.packing:
+            raise ConfigError("a packed network is saved by the phase that made it")
         sessions = SessionStore(self.base_path)
         if not sessions.path(session_id).exists():
             sessions.create({}, "", session_id=session_id)
-            sessions.set_status(session_id, "completed")
-        if isinstance(model, ForgeNetwork):
-            options = {"config": config_dict(model.settings), **options}
         names = session_id, phase_name, model_name
-        return super().save_model(model, *names, metadata, **options)
+        model_id = super().save_model(model, *names, metadata, **options)
+        if not read_session(sessions.find(session_id))["config"]:  # of no run
+            sessions.set_status(session_id, "completed")
+        return model_id
 
 
 class SessionCleanupManager(cleanup.SessionCleanupManager):

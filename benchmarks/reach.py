@@ -7,9 +7,9 @@
 Networks of `tiny` learn from nothing, by worked thoughts about totals of 4 to 10 digits and 2 to 5
 swaps, for as many steps each. Then they are asked for longer items: is every token of thought and
 answer the likeliest? `positions`: other bases of rotary positions, none, random ones out of a
-larger range (arXiv 2305.16843), or a random gap before each thought. `hints`: an index before every
-element of the question and again before its step (arXiv 2310.16028), which counts from a random
-number on, with some of these positions.
+larger range (arXiv 2305.16843), or a random gap before each thought; decaying sums of the memory
+know the order in any case. `hints`: an index before every element of the question and again before
+its step (arXiv 2310.16028), which counts from a random number on, with some of these positions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from agent_forge.infer.thinking import BEGIN, TAG_IDS
 from agent_forge.model import attention
 from agent_forge.model.loss import language_loss
 from agent_forge.model.network import ForgeNetwork
-from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast
 from agent_forge.pipeline.config import load_config
 from agent_forge.train.config import STEP, TrainSettings
@@ -65,12 +64,14 @@ class Positions:
     rng: Random
     rows: Tensor | None = field(default=None, init=False)  # B x 1 x T
 
-    def draw(self, ids_BT: Tensor) -> None:
+    def draw(self, items: Sequence[TokenizedItem], ids_BT: Tensor) -> None:
         """The positions of another batch, also when a model is asked: as it was taught."""
         count, length = ids_BT.shape
         rows = torch.arange(length).repeat(count, 1)
         if self.kind == RANDOM:
-            rows = torch.tensor([sorted(self.rng.sample(range(RANGE), length)) for _ in rows])
+            for row, item in zip(rows, items, strict=True):
+                own = sorted(self.rng.sample(range(RANGE), len(item.ids)))
+                row[: len(own)] = torch.tensor(own)
         elif self.kind == GAPS:
             gaps = torch.tensor([[self.rng.randint(0, GAP)] for _ in rows])
             rows = rows + gaps * (ids_BT == BEGIN).cumsum(dim=1)
@@ -132,7 +133,7 @@ def exact(network: ForgeNetwork, items: Sequence[TokenizedItem], positions: Posi
     network.eval()
     with torch.no_grad():
         ids, targets = batch_of(items)
-        positions.draw(ids)
+        positions.draw(items, ids)
         found = network(ids).argmax(dim=-1)
     return float(((found == targets) | (targets == IGNORE)).all(dim=1).float().mean())
 
@@ -146,7 +147,7 @@ def reach(kind: str, hints: bool, seed: int) -> dict[str, Any]:
     shape = config.model.model_copy(update={"vocab_size": tokenizer.vocab_size + INDICES})
     network, positions = ForgeNetwork(shape), Positions(kind, Random(f"positions {seed}"))
     optimizer = MuonGrokfast(network, config.phases.quietstar.train.optimizer)
-    settings = TrainSettings(optimizer=MuGrokConfig(), warmup_steps=10, warmdown_share=0.6)
+    settings = TrainSettings(warmup_steps=10, warmdown_share=0.6)
     generator, rng = torch.Generator().manual_seed(seed), Random(f"items {seed}")
     trainer = Trainer(network, optimizer, language_loss, settings, total=STEPS, generator=generator)
     base = mock.patch.object(attention, "ROPE_BASE", BASES.get(kind, attention.ROPE_BASE))
@@ -155,8 +156,9 @@ def reach(kind: str, hints: bool, seed: int) -> dict[str, Any]:
             drawn = [(f, rng.randint(*TAUGHT[f])) for f in TAUGHT for _ in range(ROWS // 2)]
             numbers = [step * ROWS + i + seed * 10**7 for i in range(ROWS)]
             pairs = zip(drawn, numbers, strict=True)
-            batch = batch_of([questions.item(f, size, "train", n) for (f, size), n in pairs])
-            positions.draw(batch[0])
+            items = [questions.item(f, size, "train", n) for (f, size), n in pairs]
+            batch = batch_of(items)
+            positions.draw(items, batch[0])
             values = trainer.step(step, batch)
         solved = {
             family: {

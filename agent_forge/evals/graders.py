@@ -202,7 +202,12 @@ def source(text: str, name: str = "") -> str:
 
 def code(task: Task, text: str) -> bool:
     """True if the function in the text passes all tests of the task."""
-    return _passes(source(text, _called(task)), task)
+    return _passes(program_of(task, text), task)
+
+
+def program_of(task: Task, text: str) -> str:
+    """The program in a text that `code` runs for a task."""
+    return source(text, _called(task))
 
 
 def _called(task: Task) -> str:

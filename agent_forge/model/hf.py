@@ -97,6 +97,12 @@ def config_dict(settings: ModelSettings) -> dict[str, Any]:
     }
 
 
+def config_of(network: Any) -> dict[str, Any]:
+    """The config.json of a network of ours that is not packed; nothing of others."""
+    ours = isinstance(network, ForgeNetwork)
+    return config_dict(network.settings) if ours else {}
+
+
 def build_network(config: dict[str, Any]) -> ForgeNetwork:
     """The network of a config.json, without weights."""
     shape = {name: config[name] for name in ModelSettings.model_fields if name in config}

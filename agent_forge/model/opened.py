@@ -98,7 +98,7 @@ class TransformersModel:
         self.vocab_size = int(network.get_input_embeddings().weight.shape[0])
         longest = longest_text(network)
         if longest is not None and (not isinstance(longest, int) or longest < LEAST_LENGTH):
-            raise DamagedFile(folder / CONFIG, f"max_position_embeddings is {longest!r}")
+            raise DamagedFile(folder / CONFIG, f"the longest text is {longest!r} tokens")
         self.max_length: int | None = longest
         self.chats = bool(self.tokenizer.chat_template)
         self.date = DATE  # today, as its template says it
@@ -216,8 +216,8 @@ def open_model(ref: str | Path) -> OpenedModel:
     network = load_network(config, state, str(ref)).eval()
     if packing:
         round_inputs(network, packing.with_rounded_inputs)
-    if packing and isinstance(network, ForgeNetwork):
-        network.packing = packing
+    if isinstance(network, ForgeNetwork):
+        network.folder, network.packing = folder, packing
     return with_tokenizer(network, folder)
 
 

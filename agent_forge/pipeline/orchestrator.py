@@ -26,7 +26,7 @@ from agent_forge.phases import IMPLEMENTED, load_phase
 from agent_forge.phases.phase2_evomerge.config import refuse_outside
 from agent_forge.pipeline.config import BEFORE, EVOMERGE, PipelineConfig, load_config
 from agent_forge.pipeline.environment import StopSignals, prepare, snapshot, thread_count, versions
-from agent_forge.pipeline.given import on_disk
+from agent_forge.pipeline.given import save_inputs
 from agent_forge.pipeline.phase_run import RunContext, outputs_of, require_for, run_phase
 from agent_forge.store.cleanup import SessionCleanupManager
 from agent_forge.store.models import ModelStorage
@@ -117,13 +117,12 @@ class PipelineOrchestrator:
         *,
         only: str | None = None,
         start: str | None = None,
-        input_models: Sequence[ModelRef | Network] | None = None,
+        input_models: Sequence[ModelRef] | None = None,
         foreign: bool = False,
         listeners: Sequence[Listener] = (),
     ) -> dict[str, Any]:
         """Run the phases; the result tells success, what was done, and how a failure came about.
-        Of `foreign` input models, and of networks in memory, the rules of a handoff are not asked:
-        no phase before made them.
+        Of `foreign` input models the rules of a handoff are not asked: no phase before made them.
         """
         begun = read_session(self.sessions.find(self.session_id or "")) if self._resume else {}
         foreign = foreign or begun.get("asked", {}).get("foreign", False)
@@ -141,10 +140,8 @@ class PipelineOrchestrator:
             for name in names:
                 self.controller(name).plan(())
             asked = {"only": only, "start": start, "phases": names}
-            refs = [own for own in input_models or () if isinstance(own, ModelRef)]
-            foreign = foreign or len(refs) < len(input_models or ())
             asked |= {"foreign": True} if foreign else {}
-            asked |= {"models": [str(ref.path.resolve()) for ref in refs]}
+            asked |= {"models": [str(r.path.resolve()) for r in input_models or ()]}
             self.session_id = self._new_session(asked)
         folder = self.sessions.find(self.session_id or "")
         with contextlib.ExitStack() as stack:
@@ -176,8 +173,13 @@ class PipelineOrchestrator:
     async def run_single_phase(
         self, phase_name: str, input_models: Sequence[ModelRef | Network] | None = None
     ) -> PhaseResult:
-        """One phase alone; its inputs are given, some in memory perhaps, or of this session."""
-        outcome = await self._off_the_loop(only=phase_name, input_models=input_models)
+        """One phase alone; its inputs are given or come from this session. Networks in memory are
+        saved first, in a session of their own, and no rules of a handoff are asked of them."""
+        refs, options = input_models, dict[str, Any]()
+        if not all(isinstance(own, ModelRef) for own in input_models or ()):
+            refs = save_inputs(self, phase_name, input_models or ())
+            options["foreign"] = True
+        outcome = await self._off_the_loop(only=phase_name, input_models=refs, **options)
         failed = PhaseResult(False, None, phase_name, {}, {}, 0.0, outcome["error"])
         result: PhaseResult = outcome["results"].get(phase_name, failed)
         return result
@@ -193,7 +195,7 @@ class PipelineOrchestrator:
         self,
         run: RunContext,
         names: Sequence[str],
-        given: Sequence[ModelRef | Network] | None,
+        given: Sequence[ModelRef] | None,
         checks: bool = True,
     ) -> dict[str, Any]:
         import torch
@@ -207,11 +209,10 @@ class PipelineOrchestrator:
             for current in names:
                 if self.stopper():
                     raise errors.Interrupted(f"stopped before phase {current}")
-                inputs = self._inputs(run, current, results)
-                if given is not None:
-                    inputs, given = on_disk(run, current, given), None
+                inputs = self._inputs(run, current, results) if given is None else list(given)
                 check = functools.partial(self._check_handoff if checks else _accept, run, current)
                 results[current] = run_phase(run, self.controller(current), inputs, check)
+                given = None
         except errors.ForgeError as error:
             return self._outcome(run, results, current, error)
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -313,7 +314,9 @@ class PipelineOrchestrator:
 
     @functools.cached_property
     def storage(self) -> ModelStorage:
-        return ModelStorage(self.sessions.root, self.sessions.registry, _network_of)
+        """Where its models are; it saves and loads our networks."""
+        ways = _network_of, _config_of
+        return ModelStorage(self.sessions.root, self.sessions.registry, *ways)
 
     @property
     def handoff_validator(self) -> ModelHandoffValidator:
@@ -352,6 +355,12 @@ def _network_of(config: dict[str, Any]) -> Network:
     from agent_forge.model.hf import build_network  # transformers takes seconds to load
 
     return build_network(config)
+
+
+def _config_of(network: Network) -> dict[str, Any]:
+    from agent_forge.model.hf import config_of
+
+    return config_of(network)
 
 
 def reference(place: Path) -> ModelRef:

@@ -41,7 +41,10 @@ class Checkpoint:
 
     def __getitem__(self, key: str) -> Any:
         """What `save_checkpoint` wrote, by the specification's names."""
-        return self.step if key == "step" else self.state[str(key).removesuffix("_state_dict")]
+        return self.step if key == "step" else self.state[key.removesuffix("_state_dict")]
+
+    def __contains__(self, key: str) -> bool:
+        return key == "step" or key.removesuffix("_state_dict") in self.state
 
 
 class CheckpointManager:

@@ -25,17 +25,19 @@ LoadedModel = tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]
 
 
 class ModelStorage:
-    """Saves and loads models below a storage root. `build` makes the network of a config."""
+    """Saves and loads models below a storage root. `build` makes the network of a config, and
+    `describe` the config of a network that is saved without one."""
 
     def __init__(
         self,
         base_path: Path | str = "storage",
         registry: ModelRegistry | None = None,
         build: Callable[[dict[str, Any]], nn.Module] | None = None,
+        describe: Callable[[nn.Module], dict[str, Any]] | None = None,
     ) -> None:
         self.base_path = Path(base_path)
         self.registry = registry or ModelRegistry(self.base_path / "registry" / "model_registry.db")
-        self._build = build
+        self._build, self._describe = build, describe
 
     def save_model(
         self,
@@ -64,6 +66,8 @@ class ModelStorage:
         self.registry.get_session_status(session_id)
         measured = files.finite(dict(metrics or {}))
         state = model.state_dict() if isinstance(model, nn.Module) else model
+        if config is None and self._describe and isinstance(model, nn.Module):
+            config = self._describe(model)
         weights, tied = tensors.split_tied(state)
         files.require_space(path, tensors.tensor_bytes(weights) + tensors.OVERHEAD_BYTES)
         session = self.base_path / "sessions" / session_id

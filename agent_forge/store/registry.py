@@ -124,8 +124,10 @@ class ModelRegistry:
         metadata: Mapping[str, Any] | None = None,
     ) -> str:
         """Add or renew the entry of a model, its path relative to the root; return its id. Without
-        a name it has that of its path."""
-        known, model_name = metadata or {}, model_name or Path(model_path).stem
+        a name it has that of its file, or of the folder of a `model.*`."""
+        known, place = metadata or {}, Path(model_path)
+        own = place.parent.name if place.stem == "model" else place.stem
+        model_name = model_name or own
         root, path = self.root.resolve(), Path(model_path).resolve()
         values = {
             "model_id": paths.model_id_for(session_id, phase_name, model_name),

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from agent_forge.config.settings import ModelSettings
 from agent_forge.errors import ConfigError, ForgeError
 from agent_forge.interfaces import (
     CheckpointManager,
@@ -27,6 +26,11 @@ from agent_forge.interfaces import (
     SessionCleanupManager,
 )
 from agent_forge.model.network import ForgeNetwork
+from agent_forge.model.opened import open_model
+from agent_forge.pipeline.given import save_inputs
+from agent_forge.store.records import read_metadata
+from agent_forge.store.sessions import read_session
+from tests.support.forge_runs import ternary_model
 from tests.support.networks import shaken
 
 SMOKE = "preset: smoke\nphases:\n  bitnet: {steps: 2, evaluation_items: 4, examples: 30}\n"
@@ -88,13 +92,13 @@ def test_storage_works_alone_on_a_fresh_folder() -> None:
 
 
 def test_the_registry_of_the_example() -> None:
-    """3.1.2: the three tables, WAL, and three threads' calls."""
+    """3.1.2: the three tables, WAL, and three threads' calls; a file is named by its folder."""
     ModelStorage().save_model(shaken(0), "pipeline-123", "cognate", "a", {})
     registry = ModelRegistry()
     registry.register_model(
-        session_id="pipeline-123", phase_name="cognate", model_path="./storage/model.pt"
+        session_id="pipeline-123", phase_name="cognate", model_path="./storage/b/model.pt"
     )
-    assert {row["model_name"] for row in registry.search_models(phase="cognate")} == {"a", "model"}
+    assert {row["model_name"] for row in registry.search_models(phase="cognate")} == {"a", "b"}
     assert registry.get_session_status("pipeline-123")["status"] == "completed"
     assert registry.checkpoint_wal() and registry.vacuum_incremental(pages=100) >= 0
     connection = sqlite3.connect(registry.db_path)
@@ -140,6 +144,15 @@ def _ends(registry: ModelRegistry, session: str, status: str, at: float) -> None
     connection.close()
 
 
+def test_a_session_is_as_old_as_the_last_model_in_it() -> None:
+    storage, registry = ModelStorage(), ModelRegistry()
+    storage.save_model(shaken(0), "mine", "cognate", "a", {})
+    _ends(registry, "mine", "completed", time.time() - 31 * 86_400)
+    storage.save_model(shaken(0), "mine", "cognate", "b", {})
+    SessionCleanupManager(registry, storage).cleanup_old_sessions()
+    assert {row["model_name"] for row in registry.search_models()} == {"a", "b"}
+
+
 def test_checkpoints_of_the_example() -> None:
     """3.1.4: the last five are kept."""
     model = shaken(2)
@@ -153,12 +166,13 @@ def test_checkpoints_of_the_example() -> None:
     shaken(3).load_state_dict(checkpoint["model_state_dict"])
     optimizer.load_state_dict(checkpoint["optimizer_state_dict"])
     assert len(list(Path("storage/checkpoints").glob("step_*"))) == 5
+    assert "model_state_dict" in checkpoint and "something else" not in checkpoint
     with pytest.raises(KeyError):
         checkpoint["something else"]
 
 
 def test_handoffs_of_the_example() -> None:
-    """3.2: the rules are there without being given."""
+    """3.1.4, the second: the rules are there without being given."""
     validator = ModelHandoffValidator()
     records = [{"specialization": "a", "final_loss": 1.0, "seed": 1}] * 3
     models = [shaken(0)] * 3
@@ -187,16 +201,16 @@ def test_handoffs_of_the_example() -> None:
 
 
 def test_a_result_and_a_controller() -> None:
-    """3.3: the fields of a result, and what a controller has to be able to do."""
+    """3.2.1: the fields of a result, and what a controller has to be able to do."""
     result = PhaseResult(True, None, "toy", {"a": 1.0}, {}, 0.5)
     assert (result.success, result.error, result.phase_name) == (True, None, "toy")
     assert (result.model, result.metrics, result.duration_seconds) == (None, {"a": 1.0}, 0.5)
-    assert {"run", "validate_input"} <= set(dir(PhaseController))
-    assert PhaseController.__abstractmethods__
+    with pytest.raises(TypeError, match="abstract"):
+        PhaseController(None, None)  # type: ignore[abstract]
 
 
 def test_the_orchestrator_of_the_example() -> None:
-    """3.4: a path, eight controllers, a whole run and a single phase."""
+    """3.2.2: a path, eight controllers, a whole run and a single phase."""
     Path("config.yaml").write_text("preset: toy\n")
     orchestrator = PipelineOrchestrator("config.yaml")
     assert [*orchestrator.phases] == [*orchestrator.PHASE_SEQUENCE] == ALL
@@ -210,37 +224,56 @@ def test_the_orchestrator_of_the_example() -> None:
     assert result.success and result.phase_name == "toy"
 
 
-def test_a_single_phase_of_a_network_in_memory() -> None:
-    """3.4, `run_single_phase(name, input_models=[model])`: it is saved where it can be found."""
+def test_a_single_phase_of_a_network_in_memory(caplog: pytest.LogCaptureFixture) -> None:
+    """3.2.2, `run_single_phase(name, input_models=[model])`: it is saved where it can be found."""
     Path("config.yaml").write_text(SMOKE)
     orchestrator = PipelineOrchestrator("config.yaml")
     torch.manual_seed(0)
     network = ForgeNetwork(orchestrator.config.model)
     result = asyncio.run(orchestrator.run_single_phase("bitnet", input_models=[network]))
     assert result.success and result.metrics["compression_ratio"] > 4, result.error
-    saved, _ = orchestrator.storage.load_model(
-        session_id=orchestrator.session_id, phase_name="quietstar"
-    )
+    assert "the tokenizer of this config's first phase" in caplog.text
+    (asked,) = read_session(_session(orchestrator))["asked"]["models"]
+    saved, _ = orchestrator.storage.load_model(phase_name="quietstar", model_name="given_1")
+    assert (Path(asked) / "tokenizer.json").is_file() and asked.endswith("given_1")
     state = saved.state_dict()
     assert all(torch.equal(t, state[name]) for name, t in network.state_dict().items())
-    strange = asyncio.run(
-        PipelineOrchestrator("config.yaml").run_single_phase(
-            "bitnet", input_models=[torch.nn.Linear(2, 2)]
-        )
-    )
-    assert not strange.success and "a network in memory is one of ours" in str(strange.error)
 
 
-def test_models_are_not_given_to_the_first_phase() -> None:
+def test_a_network_in_memory_keeps_its_tokenizer_and_what_it_learned(tmp_path: Path) -> None:
+    """It goes on as from its folder; a run that is resumed finds it."""
+    given = ternary_model(tmp_path / "before")
+    whole = given.path.with_name("dequantised")
     Path("config.yaml").write_text(SMOKE)
-    network = ForgeNetwork(ModelSettings())
-    run = PipelineOrchestrator("config.yaml").run_single_phase("cognate", input_models=[network])
-    result = asyncio.run(run)
-    assert not result.success and "begins from nothing" in str(result.error)
+    orchestrator = PipelineOrchestrator("config.yaml")
+    (ref,) = save_inputs(orchestrator, "forge", [open_model(whole).network])
+    assert ref.metadata["levels"] == read_metadata(whole).model_dump()["levels"]
+    for name in ("tokenizer.json", "config.json"):
+        assert (ref.path / name).read_bytes() == (whole / name).read_bytes()
+    with pytest.raises(ConfigError, match="a packed network is given by its folder"):
+        save_inputs(orchestrator, "forge", [open_model(given.path).network])
+
+
+def test_inputs_that_cannot_be_given_are_refused_before_any_session() -> None:
+    Path("config.yaml").write_text(SMOKE)
+    orchestrator = PipelineOrchestrator("config.yaml")
+    network = ForgeNetwork(orchestrator.config.model)
+    for phase, models, told in (
+        ("bitnet", [torch.nn.Linear(2, 2)], "a network in memory is one of ours"),
+        ("evomerge", [network], "evomerge takes 3 models, got 1"),
+        ("cognate", [network], "begins from nothing"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            asyncio.run(orchestrator.run_single_phase(phase, input_models=models))
+    assert not Path("storage/sessions").exists()
+
+
+def _session(orchestrator: PipelineOrchestrator) -> Path:
+    return orchestrator.sessions.find(str(orchestrator.session_id))
 
 
 def test_what_cannot_be_a_name_is_refused() -> None:
     for name in ("../x", "", "a/b"):
         with pytest.raises(ForgeError):
             ModelStorage().save_model(shaken(0), name, "cognate", "a", {})
-    assert not list(Path().glob("x*"))
+    assert not [path for path in Path().rglob("*") if path.name in ("x", "a", "b")]

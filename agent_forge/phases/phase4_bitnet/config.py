@@ -30,7 +30,8 @@ LADDERS = {
 }
 # Steps are entropy-coded; of Gaussian rows step1.35 takes as many bytes as ternary weights.
 CODEC = re.compile(
-    r"ternary|ternary_spec|ternary_bitnet|int[2-8](g[1-9]\d{0,3})?|step(0\.(0[4-9]|[1-9])|[1-7]\.)\d{0,3}"
+    r"ternary(_spec|_bitnet)?|int[2-8](g[1-9]\d{0,3})?"
+    r"|step(0\.(0[4-9]\d{0,2}|[1-9]\d{0,3})|[1-7](\.\d{1,4})?)"
 )
 TARGETS = {"tiny": (6, 0.25), "small": (8, 0.35), "medium": (10, 0.40), "large": (12, 0.45)}
 
@@ -72,6 +73,6 @@ class BitNetSettings(PhaseSettings, CorpusSettings):
     @classmethod
     def _is_known(cls, name: str) -> str:
         if not CODEC.fullmatch(name):
-            steps = "step0.04 to step7.99"
+            steps = "steps from step0.04 to below step8"
             raise ValueError(f"ternary, ternary_spec, ternary_bitnet, int2 to int8, or {steps}")
         return name

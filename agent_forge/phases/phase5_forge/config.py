@@ -43,7 +43,7 @@ class ForgeSettings(PhaseSettings, CorpusSettings):
     round_steps: Count = setting(400, "training steps of such a round")
     growth: float = setting(1.4, "of the largest size, in a round", gt=1, le=2)
     own_items: Count = setting(400, "items of each family that a round thinks about")
-    samples: int = setting(4, "thoughts about each, if a verifier or a vote chooses", ge=2, le=64)
+    samples: int = setting(4, "thoughts or programs of each, if not split", ge=2, le=64)
     least_agreement: SomeShare = setting(0.9, "of both cuts, for a family to be taught by them")
     most_lost: Share = setting(0.02, "of the accuracy on known sizes, by a round that is kept")
     kept_skills: Share = setting(0.03, "of the accuracy on old tasks that may be lost")

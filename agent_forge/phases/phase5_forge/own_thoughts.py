@@ -87,11 +87,12 @@ def by_running(thinker: Thinker, items: Sequence[Task], samples: int, seed: int)
     tokens = 2 * max(len(thinker.tokenizer.encode(item.answer)) for item in items)
     prompts, how = thinker.prompts(items), _sampling(tokens, seed)
     found = thinking.answer(thinker.network, prompts, None, how, samples=samples)
-    texts = [thinking.shown(thinker.tokenizer, text.tokens) for text in found]
     kept = []
     for number, item in enumerate(items):
-        tried = dict.fromkeys(texts[number * samples : (number + 1) * samples])
-        passed = next((text for text in tried if graders.code(item, text)), None)
+        whole = [t for t in found[number * samples : (number + 1) * samples] if not t.truncated]
+        texts = (thinking.shown(thinker.tokenizer, text.tokens) for text in whole)
+        tried = dict.fromkeys(graders.program_of(item, text) for text in texts)
+        passed = next((program for program in tried if graders.code(item, program)), None)
         if passed is not None:
             kept.append(Trace(replace(item, answer=passed), STEP, ()))
     return OwnThoughts(kept, len(items), len(kept))

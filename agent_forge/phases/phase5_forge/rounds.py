@@ -44,6 +44,8 @@ CHOICE_ITEMS = 300  # of each family, that say whether known sizes are kept; a f
 PAST = 0.25  # of the own thoughts that a round learns from, that are of the rounds before
 STRATEGIES = 0.3  # of what was known before, that is thoughts of all strategies and families
 LOOKS = {"uniform": 10, "easy_to_hard": 10, "controller": 40}
+LEAST_PASSED = 0.1  # of the items, of which a program passed, for a family of code to be taught
+RUN_AT_ONCE = 40  # items whose programs are run before anybody can stop or kill that
 DREAMS, DREAMED = "dreams", 200  # items of each family
 OLD = "old tasks"
 Reach = Mapping[str, int]  # by family: the largest size that is solved
@@ -332,8 +334,9 @@ class EdgeTraining:
         shares = self._success(model, f"before {stage}", sizes)
         for name in shares:
             own = self._own_thoughts(model, number, name, sizes[name], reach[name])
-            sure = not self._splits(self.families[name]) or own.agreement >= c.least_agreement
-            enough = own.traces and sure
+            least = LEAST_PASSED if self.families[name].is_code else 0.0
+            least = c.least_agreement if self._splits(self.families[name]) else least
+            enough = own.traces and own.agreement >= least
             counts = (len(own.traces), own.asked, own.right, bool(enough))
             families[name] = FamilyRound(sizes[name], *counts, shares[name])
             taught += own.traces if enough else []
@@ -372,12 +375,25 @@ class EdgeTraining:
         thinker = Thinker(model.opened().to(self.ctx.device), self.corpus.tokenizer)
         if own.is_code:
             how = partial(by_running, thinker, samples=c.samples, seed=self.ctx.seed)
-        elif c.beyond == "split":
+            return self._programs(how, own, asked, f"{number}/{name}")
+        if c.beyond == "split":
             how = partial(by_splitting, thinker, known=(own.taught[0], reach))
         else:
             choose = by_verifier if c.beyond == "verified" else by_vote
             how = partial(choose, thinker, samples=c.samples, seed=self.ctx.seed)
         return self._journaled(how, own, asked, f"{number}/{name}")
+
+    def _programs(
+        self, how: Callable[..., OwnThoughts], own: EdgeTasks, asked: Sequence[Asked], key: str
+    ) -> OwnThoughts:
+        """Programs that passed and fit a row; some items at a time, as running them takes long."""
+        kept, right = list[Trace](), 0
+        for first in range(0, len(asked), RUN_AT_ONCE):
+            few = asked[first : first + RUN_AT_ONCE]
+            found = self._journaled(how, own, few, f"{key}/{first}")
+            kept, right = [*kept, *found.traces], right + found.right
+        fitting = [t for t in kept if len(own.item(t.task).ids) < self.settings.row_tokens]
+        return OwnThoughts(fitting, len(asked), right)
 
     def _journaled(
         self,
@@ -388,11 +404,14 @@ class EdgeTraining:
     ) -> OwnThoughts:
         """Own thoughts about items to learn from, made once."""
         items = [own.task(size, "train", number) for size, number in asked]
-        place = {task.operands: n for n, task in enumerate(items)}
+        place = {(task.operands, task.question): n for n, task in enumerate(items)}
 
         def made() -> dict[str, Any]:
             found = how(items=items)
-            kept = [[place[t.task.operands], list(t.claims), t.task.answer] for t in found.traces]
+            where = [place[t.task.operands, t.task.question] for t in found.traces]
+            kept = [
+                [n, list(t.claims), t.task.answer] for n, t in zip(where, found.traces, strict=True)
+            ]
             return {"kept": kept, "asked": found.asked, "right": found.right}
 
         record = self.ctx.once("own thoughts", key, made)

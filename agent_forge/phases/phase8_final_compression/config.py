@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from agent_forge.config.settings import PhaseSettings
 from agent_forge.optim.config import MuGrokConfig
-from agent_forge.search.settings import Count, Share, SomeShare, setting
+from agent_forge.search.settings import Count, Share, setting
 from agent_forge.train.config import SkillSettings, TrainSettings
 
 # Of students before they are rounded: they begin where Phase 1 does.
@@ -35,11 +35,11 @@ class FinalCompressionSettings(PhaseSettings, SkillSettings):
         False, "train FP32 weights as long, and each student's shape without the model"
     )
     calibration_items: Count = setting(240, "items that tell what matters")
-    first_gate: SomeShare = setting(0.98, "of the accuracy, that the first point must keep")
-    coded_gate: SomeShare = setting(0.95, "of the last kept point's, for each one behind it")
-    student_gate: SomeShare = setting(0.90, "of the last kept point's, for students")
-    least_retention: SomeShare = setting(0.84, "of the input's accuracy, for all points")
-    least_of_each: SomeShare = setting(0.80, "of the input's accuracy in every kind of question")
+    first_gate: Share = setting(0.98, "of the accuracy, that the first point must keep")
+    coded_gate: Share = setting(0.95, "of the last kept point's, for each one behind it")
+    student_gate: Share = setting(0.90, "of the last kept point's, for students")
+    least_retention: Share = setting(0.84, "of the input's accuracy, for all points")
+    least_of_each: Share = setting(0.80, "of the input's accuracy in every kind of question")
     train: TrainSettings = setting(
         TrainSettings(optimizer=OPTIMIZER, warmup_steps=10, warmdown_share=0.6),
         "training of points",

@@ -53,7 +53,7 @@ class Point:
     """A point of the curve, and whether it is kept."""
 
     name: str
-    kind: str  # coded: the model's own weights; student: a smaller network
+    kind: str  # input; coded: its own weights; student: a smaller network; control
     asked: float  # ratio that it was made for
     weights: int
     bytes: int  # of the file without its tokenizer
@@ -96,11 +96,7 @@ class Compression:
                 break
             names.append(reached[0])
             now = reached[1]
-        if c.control and c.ratios:
-            steps = c.thaw_steps + c.steps * (len(names) - 1)
-            self.models[FP32] = self._trained(replace(self.start, packing=None), FP32, steps)
-            right = self.skills.right(self._opened(self.models[FP32]), FP32)
-            self._note(FP32, CONTROL, 1.0, right, "it is a control")
+        steps = (c.thaw_steps + c.steps * (len(names) - 1)) if c.ratios else 0
         for number, ratio in enumerate(c.student_ratios, start=1):
             if (shape := self.student_shape(ratio)) is None:
                 self.left_out.append(f"{ratio:g} times smaller: no network like it is so small")
@@ -117,6 +113,10 @@ class Compression:
                 self._note(own, CONTROL, ratio, controlled, "it is a control")
             if not gate:
                 names.append(name)
+        if steps and c.control:
+            self.models[FP32] = self._trained(replace(self.start, packing=None), FP32, steps)
+            right = self.skills.right(self._opened(self.models[FP32]), FP32)
+            self._note(FP32, CONTROL, 1.0, right, "it is a control")
         sizes = {point.name: point.bytes for point in self.points}
         return min(names[1:] or names, key=lambda name: sizes[name])
 
@@ -158,7 +158,7 @@ class Compression:
     def _note(self, name: str, kind: str, ratio: float, right: Right, gate: str) -> None:
         model, sizes = self.models[name], self.file_of(self.models[name]).sizes
         tokenizer, weights = sizes[TOKENIZER], model.settings.parameters()
-        own = sum(sizes.values()) - tokenizer
+        own = self.fp32_bytes if name == FP32 else sum(sizes.values()) - tokenizer
         kept = retention(self.first, right)
         self.points.append(Point(name, kind, ratio, weights, own, tokenizer, kept, gate))
         values = {"bytes": own, "ratio": self.fp32_bytes / own}

@@ -23,6 +23,7 @@ from agent_forge.phases.phase4_bitnet.calibration import Sensitivity, sensitivit
 from agent_forge.phases.phase4_bitnet.phase import Measured, _quality
 from agent_forge.phases.phase4_bitnet.rounding import RoundedTraining
 from agent_forge.phases.training import LatentModel
+from agent_forge.quant.codecs import find_codec
 from agent_forge.quant.layers import plan_packing
 from agent_forge.quant.packed import kind_of
 from agent_forge.store.records import read_metadata
@@ -255,6 +256,21 @@ def test_sensitivity_is_of_one_kind_alone_and_leaves_the_model_as_it_was() -> No
 def test_settings_that_cannot_work_are_refused(setting: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         config(f"{PHASE}.{setting}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ternary", "ternary_spec", "int8", "int4g32", "step0.04", "step0.18", "step1.2345", "step2"],
+)
+def test_every_codec_that_settings_take_exists(name: str) -> None:
+    assert config(f"{PHASE}.codec={name}").phases.bitnet.codec == name
+    assert find_codec(name).name == name
+
+
+@pytest.mark.parametrize("name", ["step1.", "step0.05123", "step8", "int4g0", "ternary_x"])
+def test_a_codec_that_there_is_not_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="ternary_spec"):
+        config(f"{PHASE}.codec={name}")
 
 
 def test_a_calibration_file_that_is_not_there_is_refused_before_any_work() -> None:

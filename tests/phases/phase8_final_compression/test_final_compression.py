@@ -155,9 +155,12 @@ def test_the_smallest_point_that_holds_is_handed_over(
 ) -> None:
     artifacts = reference[1]["results"]["final_compression"].artifacts
     names = [own["name"] for own in artifacts["points"]]
-    assert names == ["input", "coded_1", "coded_2", "fp32_control", "student_1", "control_1"]
+    assert names == ["input", "coded_1", "coded_2", "student_1", "control_1", "fp32_control"]
     controls = [own["name"] for own in artifacts["points"] if own["gate"]]
-    assert controls == ["fp32_control", "control_1"]
+    assert controls == ["control_1", "fp32_control"]
+    whole = artifacts["tables"][0][1][:3]
+    told = next(row for row in artifacts["tables"][0] if row[0] == "fp32_control")
+    assert told[1:3] == whole[1:3], "its bytes are those of FP32"
     sizes = {own["name"]: own["bytes"] for own in artifacts["points"]}
     assert sizes["input"] > sizes["coded_1"] > sizes["coded_2"] > sizes["student_1"]
     assert artifacts["chosen"] == "student_1"

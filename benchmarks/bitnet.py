@@ -135,7 +135,9 @@ def size_table(rows: list[dict[str, Any]]) -> list[str]:
 
 def retention_table(rows: list[dict[str, Any]], study: str = "retention") -> list[str]:
     """Accuracy of every model of a run, and what is kept of the control's."""
+    order = [*VARIANTS]
     found = [row for row in rows if row["study"] == study]
+    found.sort(key=lambda row: order.index(row["variant"]) if "variant" in row else 0)
     if not found:
         return ["(not measured yet)"]
     controls = {

@@ -345,8 +345,8 @@ class TransformersReader(_Reader):
         self.text_BT: Tensor | None = None  # what was read, where there is no cache
         known = inspect.signature(network.forward).parameters
         self.last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
-        # Bamba counts positions from 0 again unless it is told them.
-        self.numbered = getattr(network, "_is_stateful", False) and "position_ids" in known
+        # Bamba and MiniMax count positions from 0 again unless they are told them.
+        self.numbered = "position_ids" in known and _has_states(network)
         self.length = 0  # tokens that the cache stands for
 
     def read(self, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -381,6 +381,12 @@ def reader_of(network: nn.Module, sampling: SamplingSettings) -> AnyReader:
     return _ForgeReader(network, sampling)
 
 
+def _has_states(network: nn.Module) -> bool:
+    """True if layers keep more of the past than keys and values, as their config or class says."""
+    kinds = getattr(getattr(network, "config", None), "layer_types", None) or ()
+    return bool(getattr(network, "_is_stateful", False)) or "linear_attention" in kinds
+
+
 def rows_can_be_chosen(network: nn.Module) -> bool:
     """True if a cache holds keys and values alone; others are read row by row, each from its
     beginning: transformers leaves their states as they are when rows are chosen."""
@@ -389,4 +395,5 @@ def rows_can_be_chosen(network: nn.Module) -> bool:
     reader = TransformersReader(network)
     reader.read(torch.zeros(1, 1, dtype=torch.long))
     layers = getattr(reader.past, "layers", [None])
-    return all(type(layer).__name__ in KEYS_AND_VALUES for layer in layers)
+    whole = all(type(layer).__name__ in KEYS_AND_VALUES for layer in layers)
+    return whole and not _has_states(network)

@@ -311,7 +311,7 @@ static int64_t write_text(Text *t) {
     const Options *o = t->options;
     if (o->chat && !o->bench && choose(t) == THINKING) think(t);
     for (int64_t i = 0; i < o->tokens; i++) {
-        ban(t, THINKING, SPECIALS - 1);
+        ban(t, TOOL_CALL, SPECIALS - 1); /* it calls no tools, and thinks before it answers alone */
         if (o->bench) ban(t, 0, SPECIALS - 1);
         int64_t id = choose(t);
         if (id == END_OF_TEXT || id == END_OF_TURN) return i;

@@ -9,7 +9,7 @@
 #include "unicode.h"
 
 /* Special tokens have fixed ids, as in data/tokenizer.py. */
-enum { END_OF_TEXT = 0, USER = 3, ASSISTANT = 4, END_OF_TURN = 5, THINKING = 10, ANSWERING = 11 };
+enum { END_OF_TEXT = 0, USER = 3, ASSISTANT = 4, END_OF_TURN = 5, TOOL_CALL = 6, THINKING = 10, ANSWERING = 11 };
 static const char *const SPECIAL[] = {
     "<|endoftext|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>",
     "<|tool_call|>", "<|end_call|>", "<|tool_result|>", "<|end_result|>",

@@ -26,7 +26,7 @@ from agent_forge.evals.model_under_test import (
     model_under_test,
     open_model_under_test,
 )
-from agent_forge.merge.output import refuse_existing, write
+from agent_forge.merge.output import clear_leftovers, refuse_existing, write
 from agent_forge.model.card import card_head
 from agent_forge.model.folder import MODEL_TYPE, home_of, open_weights, read_config
 from agent_forge.model.load import check_tensors
@@ -37,6 +37,7 @@ from agent_forge.optim.config import MuGrokConfig
 from agent_forge.optim.muon import MuonGrokfast
 from agent_forge.quant.layers import compute_rounded, plan_packing, rounded_once, trained_state
 from agent_forge.quant.packed import KEY, Packing, packing_of
+from agent_forge.store import files
 from agent_forge.store.tensors import spec_of, split_tied
 from agent_forge.train.config import TrainSettings
 from agent_forge.train.fit import DistillationLoss
@@ -137,15 +138,21 @@ def quantise(request: QuantiseRequest, *, force: bool, progress: Progress) -> Qu
         sources=weights.sources,
     )
     card = _card(request, weights, result)
-    write(result, request.out, force=force, beside={"README.md": card.encode()})
+    clear_leftovers(request.out)
     compared = None
-    if asked:
-        scores = []
-        for ref in (request.model, str(request.out)):
-            tested = open_model_under_test(ref)
-            prepared = [tested.prepare(domain) for domain in asked]
-            scores.append(tested.measure_all(prepared, lambda d, n: progress("measuring", d, n)))
-        compared = compare(scores[0], scores[1], asked, request.seed)
+    with files.building(request.out) as built:  # in its place once it is measured
+        write(result, built, beside={"README.md": card.encode()})
+        if asked:
+            scores = []
+            for ref in (request.model, str(built)):
+                tested = open_model_under_test(ref)
+                prepared = [tested.prepare(domain) for domain in asked]
+                scores.append(
+                    tested.measure_all(prepared, lambda d, n: progress("measuring", d, n))
+                )
+            compared = compare(scores[0], scores[1], asked, request.seed)
+        refuse_existing(request.out, weights, force)
+        files.publish(built, request.out, replace=force)
     coded = sum(math.prod(matrix.shape) for matrix in packing.matrices.values())
     share = coded / sum(tensor.numel() for tensor in kept.values())
     return Quantised(request.out, weights.nbytes, result.nbytes, share, compared)

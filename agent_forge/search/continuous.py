@@ -113,6 +113,7 @@ class CmaSampler:
         low, high = box.bounds
         options = {"bounds": [low.tolist(), high.tolist()], "popsize": size, "verbose": -9}
         options |= {"randn": lambda *shape: rng.standard_normal(shape), "seed": math.nan}
+        options["signals_filename"] = None  # settings of whatever folder one works in
         inside = np.clip(start, low + 1e-6, high - 1e-6)
         with warnings.catch_warnings():  # it misses matplotlib, which only its plots need
             warnings.simplefilter("ignore")

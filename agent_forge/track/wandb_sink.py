@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 MAX_WAITING = 10_000
 LEAST_WAIT_S = 5.0  # measured: 1.5 s on an idle machine, more where others compute
 OWN_SETTINGS = {"entity", "project"}  # others in a folder could send the key of a user elsewhere
+NO_GIT = {"disable_git": True, "save_code": False}  # whose config in a folder may name programs
 Rows = Sequence[Sequence[Any]]  # of a table, its header first
 
 
@@ -68,7 +69,7 @@ class Mirror:
             self._refuse_settings_of_folders()
             mode = "offline" if self._tracking.wandb_offline else "online"
             more |= {"mode": mode, "dir": str(self.folder), "job_type": kind}
-            more |= {"settings": library.Settings(silent=True)}
+            more |= {"settings": library.Settings(silent=True, **NO_GIT)}
         self._run = library.init(name=name, **more, **self._settings)
         self.order("*", "step")
         if about is not None and about.is_file():

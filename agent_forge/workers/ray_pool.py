@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import IO, Any
 
 from agent_forge.errors import WorkersLost
@@ -94,7 +93,8 @@ def _connect(settings: dict[str, Any], folder: str) -> dict[str, float]:
     import ray
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["PYTHONPATH"] = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    os.chdir(folder)  # Ray lets workers import what lies in the folder that a driver is in
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not settings["address"]:
         options |= {"num_cpus": settings["count"] * settings["threads"], "_temp_dir": folder}

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from agent_forge.evals.model_under_test import ModelUnderTest
 from agent_forge.model.opened import open_model
 from agent_forge.phases import quantise
 from agent_forge.quant.layers import compute_rounded, plan_packing
+from agent_forge.store import files
 from tests.support.command_line import Forge
 from tests.support.eval_models import FAMILIES
 from tests.support.tokenizers import CHAT, byte_tokenizer
@@ -164,3 +167,28 @@ def test_a_packed_model_can_be_compared_merged_and_measured(tmp_path: Path, forg
     assert merged.code == 0, merged.err
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert "quantization_config" not in config
+
+
+def test_interrupted_while_it_measures_nothing_is_there_and_the_old_model_stays(
+    tmp_path: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, out = model(tmp_path / "m", "llama"), tmp_path / "out"
+    rows = (json.dumps({"text": story}) for story in STORIES[:60])
+    (tmp_path / "texts.jsonl").write_text("\n".join(rows))
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def small(*more: str) -> Any:
+        return forge(f"quantize {place} {out} --data {tmp_path / 'texts.jsonl'} {' '.join(more)}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelUnderTest, "measure_all", interrupted)
+        assert small().code == 1 and not out.exists()
+    assert small("--codec", "int8").code == 0
+    before = files.sha256_of(out / "model.safetensors")
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelUnderTest, "measure_all", interrupted)
+        assert small("--force").code == 1
+    assert files.sha256_of(out / "model.safetensors") == before
+    assert not [path for path in tmp_path.iterdir() if "out" in path.name and path != out]

@@ -145,3 +145,30 @@ def test_a_network_that_has_to_be_told_the_positions() -> None:
             text.append(int(model(torch.tensor([text])).logits[0, -1].argmax()))
     pieces = stream(model, text[:3], SamplingSettings(max_new_tokens=12), decode)
     assert "".join(pieces) == decode(text[3:])
+
+
+@pytest.mark.parametrize("kinds", ["lf", "fl", "llf"])
+def test_a_network_whose_layers_keep_states_beside_keys(kinds: str) -> None:
+    """MiniMax: linear attention, wherever it comes; many prompts at once, and one."""
+    from transformers import MiniMaxConfig, MiniMaxForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "head_dim": 8}
+    shape |= {"num_key_value_heads": 2, "num_local_experts": 2, "num_hidden_layers": len(kinds)}
+    layers = [{"l": "linear_attention", "f": "full_attention"}[kind] for kind in kinds]
+    config = MiniMaxConfig(vocab_size=26, layer_types=layers, block_size=4, **shape)
+    model, texts = MiniMaxForCausalLM(config).eval(), [[5, 6, 7], [3, 9], [3, 9, 1, 4, 20]]
+    wanted = []
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape))
+        for text in texts:
+            whole = list(text)
+            for _ in range(10):
+                logits = model(torch.tensor([whole]), use_cache=False).logits
+                whole.append(int(logits[0, -1].argmax()))
+            wanted.append(whole[len(text) :])
+    found = generate(model, texts, SamplingSettings(max_new_tokens=10))
+    assert [text.tokens for text in found] == wanted
+    pieces = stream(model, texts[0], SamplingSettings(max_new_tokens=10), decode)
+    assert "".join(pieces) == decode(wanted[0])

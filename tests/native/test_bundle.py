@@ -15,11 +15,11 @@ import regex
 import torch
 
 from agent_forge.data.tasks import FAMILIES, make
-from agent_forge.data.tokenizer import SPECIAL
+from agent_forge.data.tokenizer import END_OF_RESULT, SPECIAL, TOOL_CALL
 from agent_forge.errors import AlreadyExists, ConfigError, DamagedFile, NotFound
 from agent_forge.infer.generate import SamplingSettings, generate
 from agent_forge.infer.native import native_decoder
-from agent_forge.infer.thinking import THOUGHT_IDS, stream_thinking
+from agent_forge.infer.thinking import THOUGHT_IDS, TOOL_IDS, stream_thinking
 from agent_forge.native.bundle import MODEL, SOURCES, write_bundle
 from agent_forge.quant.packed import KEY
 from agent_forge.store import files
@@ -106,7 +106,7 @@ def test_texts_are_those_of_generate(program: Program, tmp_path: Path) -> None:
     # Whole weights: nothing lies between two roundings, whatever computes here.
     folder = save(restless(sw_window=24), tmp_path / "model", "ternary", "int4g32", 0)
     model, prompts = opened(folder), [text[: 8 + n] for n, text in enumerate(STORIES)]
-    how = SamplingSettings(20, stop_tokens=model.end_tokens, banned_tokens=THOUGHT_IDS)
+    how = SamplingSettings(20, stop_tokens=model.end_tokens, banned_tokens=THOUGHT_IDS | TOOL_IDS)
     wanted = generate(model.network, list(map(model.encode, prompts)), how, decode=model.decode)
     found = [program.output(folder, prompt, "--tokens", "20") for prompt in prompts]
     assert found == [f"{each.text}\n" for each in wanted]
@@ -116,7 +116,7 @@ def test_texts_are_those_of_generate(program: Program, tmp_path: Path) -> None:
 def test_a_text_ends_where_the_model_ends_it(program: Program, tmp_path: Path) -> None:
     model, end, prompt = restless(), SPECIAL["<|end|>"], TEXT[:9]
     before = opened(save(model, tmp_path / "before", "ternary", "int4g32", 0))
-    how = SamplingSettings(20, stop_tokens=before.end_tokens, banned_tokens=THOUGHT_IDS)
+    how = SamplingSettings(20, stop_tokens=before.end_tokens, banned_tokens=THOUGHT_IDS | TOOL_IDS)
     (text,) = generate(before.network, [prompt], how)
     new = [token for token in text.tokens if token not in prompt]
     last = next(token for token in reversed(new) if text.tokens.index(token) > 1)
@@ -127,11 +127,14 @@ def test_a_text_ends_where_the_model_ends_it(program: Program, tmp_path: Path) -
     assert program.output(folder, "--ids", " ".join(map(str, prompt))) == f"{said}\n"
 
 
-@pytest.mark.parametrize("thinks", [False, True])
-def test_a_chat_is_that_of_python(program: Program, tmp_path: Path, thinks: bool) -> None:
-    model = restless()
+@pytest.mark.parametrize("wants", ["", "[thinking]", TOOL_CALL, END_OF_RESULT])
+def test_a_chat_is_that_of_python(program: Program, tmp_path: Path, wants: str) -> None:
+    """Also of a model that would think, or call tools: nobody carries calls out here."""
+    model, thinks = restless(), wants == "[thinking]"
     with torch.no_grad():
-        model.embedding.weight[SPECIAL["[thinking]"]] *= 30 if thinks else -1
+        model.embedding.weight[SPECIAL["[thinking]"]] *= -1
+        if wants:
+            model.embedding.weight[SPECIAL[wants]] *= -30 if thinks else 30
     folder = save(model, tmp_path / "model", "ternary", "int4g32", 0)
     ours, found = opened(folder), []
     for question in STORIES[:6]:

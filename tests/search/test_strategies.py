@@ -9,6 +9,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -249,6 +250,21 @@ def test_it_beats_guessing(name: str, seed: int) -> None:
     search = run(start(name, seed, **settings))
     by_guess = guessed(seed, 100, recipes=name in ("spec", "ga"))
     assert 1 - search.history[-1]["best"] < 0.9 * (1 - by_guess)
+
+
+def test_no_file_of_the_folder_steers_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pycma reads its options from a file that lies where it runs, unless told otherwise."""
+    settings = {"generations": 6, "max_evaluations": 60, "early_stopping": False}
+    found = []
+    for name, text in (("clean", ""), ("strange", "{'CMA_on': 0, 'minstd': 0.6}")):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        if text:
+            Path("cma_signals.in").write_text(text)
+        found.append(run(start("cma-es", 1, **settings)).history)
+    assert found[0] == found[1]
 
 
 def test_gradients_need_few_steps() -> None:

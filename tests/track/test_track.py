@@ -409,6 +409,16 @@ def test_a_folder_does_not_send_the_key_elsewhere(
         assert bool(wandb.calls) != refused and ("sets base_url" in caplog.text) == refused
 
 
+def test_git_is_never_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The config of a repository may name programs that git runs."""
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setenv("WANDB_SAVE_CODE", "true")
+    drive(mirror(tmp_path), tmp_path)
+    begun = [call[1]["settings"] for call in wandb.calls if call[0] == "init"]
+    assert begun and all(own["disable_git"] and not own["save_code"] for own in begun)
+
+
 @pytest.mark.parametrize("trouble", ["init", "log", "artifact", "finish", "missing"])
 @pytest.mark.parametrize("how", ["raise", "hang"])
 def test_whatever_wandb_does_is_one_warning(

@@ -41,8 +41,8 @@ MAX_FILE_LINES = 500
 # dashboard: eight pages (1,640); mends of an attack, two newcomers and a cold reader (90); programs
 # that are learned because they passed (50), the specification's examples as they stand (195), mends
 # of another attack (20), FP32 controls and any codec beside ternary weights (15), and what a cold
-# reader found in these (75).
-MAX_LINES = 48_880
+# reader and one more attack found in these (90).
+MAX_LINES = 48_895
 
 # Lowest first. A module imports from layers below its own, and from its own folder.
 LAYERS = (

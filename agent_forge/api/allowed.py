@@ -18,7 +18,7 @@ from agent_forge.pipeline.config import PipelineConfig
 
 SECTIONS = ("preset", "runtime", "model", "phases")  # others are for whoever runs the server
 FILES = {"data", "heal_data", "texts", "traces"}  # read below the storage root alone
-NAMES = {"families", "edge_families", "tasks", "strategies", "tools", "datasets", "preset"}
+NAMES = {"families", "edge_families", "tasks", "strategies", "tools", "datasets", "preset", "codec"}
 WORDS = {"persona": ("zoe", "otto", "nora"), "calibration_dataset": ("tasks",)}  # else a file
 KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MOST_DEEP = 8

@@ -32,7 +32,12 @@ def test_weights_and_journals_are_the_same(name: str, tmp_path: Path) -> None:
     """To the last bit on a CPU whose hashes are known; elsewhere what was measured is near."""
     found = freeze.BY_CPU[name](tmp_path)
     if HERE is not None:
-        assert found == HERE[name]
+        known = dict(HERE[name])
+        # Machines of one kind of CPU have trained the same weights and measured them otherwise in
+        # the last digit: whichever is known.
+        if "metrics" in known:
+            assert found.pop("metrics") in known.pop("metrics")
+        assert found == known
         return
     other = next(iter(KNOWN["by cpu"].values()))[name]
     assert found.keys() == other.keys()

@@ -87,6 +87,8 @@ def test_networks_of_ours(storage: Any, tmp_path: Path) -> None:
         **{**SHORT, "generations": 0, "fitness_subset_size": 4, "seed": 1},
         **{"tasks": ["copy"], "max_level": 2, "output_dir": tmp_path / "x", "device": "cpu"},
     )
+    for network in networks:  # as those that come from no folder
+        network.folder = None
     with pytest.raises(ConfigError, match="where its tokenizer is"):
         EvoMerge(config).run(networks)
     config.tokenizer = str(folders[0])

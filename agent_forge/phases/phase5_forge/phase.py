@@ -123,7 +123,8 @@ class ForgePhase(phase.PhaseController):
         elif start.packing and not model.packing:
             model = self._in_few_bits(training, start, model, before)
         if self.config.control and model.steps:
-            control = training.on_known(start, CONTROL, model.steps)
+            before_it = replace(training, worked_to={}, pools=[])  # nothing of what came since
+            control = before_it.on_known(start, CONTROL, model.steps)
             found[CONTROL] = self._measure(training, control, CONTROL)
         found[FORGED] = self._measure(training, model, FORGED)
         return self._result(training, (start, model), found, Course(draw, taken_back, rounds))

@@ -346,6 +346,30 @@ def test_code_is_graded_by_running_it(
     assert own.solved(network, "verdict", [(1, 0), (1, 1)]) == [True, False]
 
 
+def test_the_control_learns_nothing_of_what_this_phase_adds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither sizes at the edge nor own thoughts, though the model learned both by then."""
+    as_if_able(monkeypatch)
+    learned: dict[str, dict[str, str]] = {}
+    fit = rounds.EdgeTraining._fit
+
+    def noting(own: Any, model: Any, network: Any, draw: Any, sources: Any, stage: str, *a: Any):  # type: ignore[no-untyped-def]
+        learned[stage] = {source.name: source.fingerprint() for source in sources}
+        if stage == "control":
+            for name, family in own.families.items():
+                asked = rounds._in_turn(family.taught, max(1, own.settings.examples // 4))
+                known = family.source(f"{name}, known sizes", asked)
+                assert learned[stage][known.name] == known.fingerprint()
+        fit(own, model, network, draw, sources, stage, *a)
+
+    monkeypatch.setattr(rounds.EdgeTraining, "_fit", noting)
+    run(tmp_path, *KEPT, f"{PHASE}.control=true")
+    assert "round 1" in learned["round_1"] and "round 1" not in learned["control"]
+    known = "tot4, known sizes"
+    assert learned["control"][known] != learned["round_1"][known]
+
+
 def test_programs_that_passed_are_learned_in_a_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
